@@ -146,6 +146,7 @@ def gae_settings(config: LLMPPOConfig) -> GAESettings:
         length_alpha=config.lambda_length_alpha,
         values_are_logits=config.value_loss == "bce",
         whiten=config.whiten_advantages,
+        whiten_by=config.whiten_by,
         ref_kl_coeff=config.ref_kl_coeff if in_reward else None,
         ref_kl_estimator=config.ref_kl_estimator,
         ref_kl_clip=config.ref_kl_clip,

@@ -49,6 +49,7 @@ from rllib_llm.envs.games import (  # noqa: F401
     path_checker,
     referential,
     scout_porter,
+    second_try,
     secret_sum,
     solo,
     team,

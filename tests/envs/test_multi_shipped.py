@@ -27,6 +27,7 @@ GAMES = [
     "path_checker-v0",
     "referential-v0",
     "scout_porter-v0",
+    "second_try-v0",
     "secret_sum-v0",
     "team-v0",
 ]
@@ -177,6 +178,8 @@ def test_class_and_instance_pickle(name):
         ("scout_porter-v0", {"doors": 7}),
         ("scout_porter-v0", {"tip": -0.1}),
         ("scout_porter-v0", {"tip": 1.0}),
+        ("second_try-v0", {"bonus": -0.5}),
+        ("second_try-v0", {"task": "team-v0"}),
         ("dilemma-v0", {"min_rounds": 0}),
         ("dilemma-v0", {"max_rounds": 2}),
         ("dilemma-v0", {"temptation": 6.0}),

@@ -42,6 +42,7 @@ CASES = {
     "eto": LAKE,
     "ipr": LAKE,
     "paprika": ("sft={demonstrations: 200, lr: 1e-2}",),
+    "pag": ("sft={demonstrations: 200, lr: 3e-3}",),
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),
     "deepretrieval": SEARCH,
@@ -70,7 +71,7 @@ def test_two_iterations_learn_something(ray_session, name):
     results = [algo.train() for _ in range(2)]
     algo.stop()
     for result in results[name in SCORED :]:
-        learned = result["learners"][DEFAULT_MODULE_ID]
+        learned = result["learners"]["model" if name == "pag" else DEFAULT_MODULE_ID]
         assert np.isfinite(learned["grad_norm"]) and learned["grad_norm"] > 0
         assert learned["num_trained_tokens"] > 0
         assert result["env_runners"]["num_episodes"] >= 16

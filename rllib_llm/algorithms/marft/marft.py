@@ -87,11 +87,8 @@ class MARFTConfig(LLMPPOConfig):
     sequential_factor_clip: _OpenUnitInterval = setting(
         0.5, "Clip of the ratios' product, in (0, 1)."
     )
-    whiten_by: Literal["agent", "batch"] = setting(
-        "agent",
-        """Standardise advantages within each "agent" (Dr. MAS shows that doing it
-        together is unstable) or over the "batch".""",
-    )
+    # Dr. MAS shows that standardising agents together is unstable.
+    whiten_by = setting("agent")
 
     def __init__(self, algo_class: type[Any] | None = None):
         super().__init__(algo_class=algo_class or MARFT)

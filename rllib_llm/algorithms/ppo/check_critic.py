@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.errors import ConfigError
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
@@ -17,6 +18,11 @@ def validate_critic_settings(config: LLMPPOConfig) -> None:
         ConfigError: With the value, the rule, and the remedy.
     """
     level = config.gae_level
+    if config.whiten_by == "agent" and not config.is_multi_agent:
+        raise ConfigError(
+            f"whiten_by='agent': {config.env!r} has one agent, so that it equals "
+            "'batch'. Leave it out, or choose an environment with several agents."
+        )
     if level == "turn":
         refuse_without_effect(
             config,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo.ppo import PPOConfig
@@ -71,6 +71,11 @@ class LLMPPOConfig(ScorerSettings, LLMConfigMixin, PPOConfig):
     )
     whiten_advantages: bool = setting(
         True, "Standardise advantages over trained tokens."
+    )
+    whiten_by: Literal["batch", "agent"] = setting(
+        "batch",
+        """Standardise them over the whole "batch" of a policy, or within each "agent"
+        (PAG's role-wise normalisation).""",
     )
     value_loss: Annotated[str, OneOf(VALUE_LOSSES)] = setting(
         "squared",

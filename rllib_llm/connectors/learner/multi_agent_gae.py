@@ -13,13 +13,12 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.advantages.multi_agent_gae import message_gae, two_level_gae
-from rllib_llm.advantages.whitening import masked_moments, whiten_with_moments
 from rllib_llm.connectors.learner.token_gae import GAESettings, token_penalties
+from rllib_llm.connectors.learner.whiten_rows import whiten_rows
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.micro_batches import keep, read
 from rllib_llm.data.types import StopPolicy
-from rllib_llm.distributed import all_reduce_sum
 from rllib_llm.upload import upload
 
 if TYPE_CHECKING:
@@ -208,40 +207,18 @@ class MultiAgentGAE(ConnectorV2):
         if not all(settings.whiten for settings in self.settings.values()):
             return
         masks = [read(d, Columns.LOSS_MASK) for d in batches]
-        agents = [read(d, columns.AGENT_INDEX)[:, None] for d in batches]
         arrays = [d[Columns.ADVANTAGES].double().cpu().numpy() for d in batches]
+        counted = masks
         if self.level == "action":  # a message counts once, whatever its length
-            masks = [
-                m & (read(d, columns.MESSAGE_STARTS) > 0)
-                for m, d in zip(masks, batches, strict=True)
-            ]
-        count = 1
-        if self.whiten_by == "agent":
-            # The sum is an upper bound of the number of agents. All Learners need the
-            # same number, because each pass of the loop below is a collective
-            # operation.
-            most = max((int(a.max(initial=-1)) for a in agents), default=-1) + 1
-            count = int(all_reduce_sum([most], device)[0])
-        for agent in range(count):
-            by_agent = self.whiten_by == "agent"
-            parts = [
-                m & (a == agent) if by_agent else m
-                for m, a in zip(masks, agents, strict=True)
-            ]
-            moments_by_policy = [
-                masked_moments(x, p) for x, p in zip(arrays, parts, strict=True)
-            ]
-            sums = np.sum([(0.0, 0.0, 0.0), *moments_by_policy], axis=0)
-            trained, total, squares = all_reduce_sum(sums.tolist(), device)
-            if not trained:
-                continue
-            moments = (trained, total, squares)
-            for data, array, place in zip(batches, arrays, agents, strict=True):
-                of_agent = read(data, Columns.LOSS_MASK)
-                of_agent = of_agent & (place == agent) if by_agent else of_agent
-                array[of_agent] = whiten_with_moments(array, of_agent, moments)[
-                    of_agent
-                ]
+            counted = [read(d, columns.MESSAGE_STARTS) > 0 for d in batches]
+        agents = [read(d, columns.AGENT_INDEX) for d in batches]
+        whiten_rows(
+            arrays,
+            masks,
+            device,
+            agents=agents if self.whiten_by == "agent" else None,
+            counted=counted,
+        )
         for data, array in zip(batches, arrays, strict=True):
             self._store(data, Columns.ADVANTAGES, array)
 

@@ -13,10 +13,9 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.advantages.gae import token_gae
 from rllib_llm.advantages.turn_gae import bilevel_gae, length_adaptive_lambda, turn_gae
-from rllib_llm.advantages.whitening import masked_moments, whiten_with_moments
+from rllib_llm.connectors.learner.whiten_rows import whiten_rows
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import keep, read
-from rllib_llm.distributed import all_reduce_sum
 from rllib_llm.losses.kl import kl_penalty
 from rllib_llm.upload import upload
 
@@ -34,8 +33,8 @@ class GAESettings:
         lambda_: GAE's lambda per turn.
         gamma_token: Discount per token inside a turn.
         lambda_token: GAE's lambda per token inside a turn.
-        whiten: Standardise advantages over the trained tokens of the whole batch,
-            over all Learners.
+        whiten: Standardise advantages over trained tokens, over all Learners.
+        whiten_by: Over the tokens of the whole "batch", or of each "agent" alone.
         ref_kl_coeff: Coefficient of the per-token KL penalty that is subtracted from
             the rewards; the learner updates it. None: no such penalty.
         ref_kl_estimator: "k1", "k2" or "k3" (rllib_llm.losses.kl).
@@ -51,6 +50,7 @@ class GAESettings:
     gamma_token: float = 1.0
     lambda_token: float = 1.0
     whiten: bool = True
+    whiten_by: str = "batch"
     ref_kl_coeff: float | None = None
     ref_kl_estimator: str = "k1"
     ref_kl_clip: float | None = None
@@ -95,7 +95,8 @@ class TokenGAE(ConnectorV2):
             elif settings.whiten:
                 # A policy without rows here still joins the sum over all Learners.
                 parameters = rl_module[module_id].unwrapped().parameters()
-                all_reduce_sum((0.0, 0.0, 0.0), next(parameters).device)
+                none = [] if settings.whiten_by == "agent" else None
+                whiten_rows([], [], next(parameters).device, agents=none)
         return batch
 
     def _add_advantages(self, data: dict[str, Any], settings: GAESettings) -> None:
@@ -143,11 +144,9 @@ class TokenGAE(ConnectorV2):
             keep(data, columns.VALUE_WEIGHTS, weights)
             data[columns.VALUE_WEIGHTS] = upload(weights, device)
         if settings.whiten:
-            total, sums, squares = all_reduce_sum(
-                masked_moments(advantages, mask), device
-            )
-            moments = (total, sums, squares)
-            advantages = whiten_with_moments(advantages, mask, moments)
+            by_agent = settings.whiten_by == "agent"
+            agents = [read(data, columns.AGENT_INDEX)] if by_agent else None
+            whiten_rows([advantages], [mask], device, agents=agents)
         for key, array in (
             (Columns.ADVANTAGES, advantages),
             (Columns.VALUE_TARGETS, targets),

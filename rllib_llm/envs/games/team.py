@@ -73,7 +73,7 @@ class Team(MultiAgentTextEnv):
         self.is_debate = topology == "debate"
         question, self._question, self.answer = self._question, None, None
         self.task = (
-            _make_task(task, task_config) if question is None else _Question(question)
+            make_task(task, task_config) if question is None else _Question(question)
         )
         seed = int(rng.integers(2**31))
         opening, _ = self.task.reset(seed=seed, options={"split": self.split})
@@ -170,7 +170,12 @@ def _task_class(name: str) -> type[TextEnv]:
     return cls
 
 
-def _make_task(name: str, config: Mapping[str, Any] | None) -> TextEnv:
+def make_task(name: str, config: Mapping[str, Any] | None) -> TextEnv:
+    """Return a registered single-agent environment.
+
+    Raises:
+        ConfigError: If it has several agents, or refuses its options.
+    """
     return _task_class(name)(dict(config or {}))
 
 
