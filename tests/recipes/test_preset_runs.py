@@ -42,6 +42,7 @@ CASES = {
     "eto": LAKE,
     "ipr": LAKE,
     "paprika": ("sft={demonstrations: 200, lr: 1e-2}",),
+    "explicit_rollback": (LAKE[0], *GROUPS),
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),
     "deepretrieval": SEARCH,
