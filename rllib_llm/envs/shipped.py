@@ -2,6 +2,7 @@
 
 from rllib_llm.envs import (  # noqa: F401
     agent_programs,
+    back,
     bandit,
     blackjack,
     canvas,

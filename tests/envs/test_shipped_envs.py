@@ -14,6 +14,7 @@ from rllib_llm.envs.transcript import expert_policy, play, random_policy
 from rllib_llm.errors import ConfigError
 
 SHIPPED = [
+    "back-v0",
     "bandit_probe-v0",
     "canvas-v0",
     "clinic-v0",
@@ -45,6 +46,7 @@ SHIPPED = [
     "wordle-v0",
 ]
 HELD_OUT = [
+    "back-v0",
     "canvas-v0",
     "clinic-v0",
     "code-v0",

@@ -43,6 +43,7 @@ CASES = {
     "ipr": LAKE,
     "paprika": ("sft={demonstrations: 200, lr: 1e-2}",),
     "pag": ("sft={demonstrations: 200, lr: 3e-3}",),
+    "explicit_rollback": (LAKE[0], *GROUPS),
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),
     "deepretrieval": SEARCH,
