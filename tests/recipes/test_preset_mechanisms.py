@@ -295,3 +295,64 @@ def test_scaling_inter_rl_grows_its_horizon(iteration, turns):
     components = DriverComponents(config_of("scaling_inter_rl"))
     tasks = components.assign([Task(0, i, 0) for i in range(2)], iteration)
     assert [t.max_turns for t in tasks] == [turns, turns]
+
+
+# Text stand-ins ----------------------------------------------------------------------
+
+
+def test_deep_dxsearch_rewards_evidence_only_with_form():
+    def patient(index, score, read, **fields):
+        infos = [
+            {"score": 0.0, "gold_documents": ["a: fever"], "documents": [read]},
+            {"score": score, "gold_documents": ["a: fever"], "documents": []},
+        ]
+        texts = {"completions": ["<refer>a</refer>", "<answer>a</answer>"]}
+        return rollout(index, [0, score], infos=infos, **texts | fields)
+
+    made = [
+        patient(0, 1.0, "a: fever"),
+        patient(1, 0.5, "b: rash"),
+        patient(2, 0.0, "a: fever"),
+        patient(3, 1.0, "a: fever", completions=["<refer>a</refer>", "a"]),
+        patient(4, 1.0, "a: fever", invalid=[True, False]),
+    ]
+    sums = [sum(r) for r in rewards_of("deep_dxsearch", *made)]
+    assert sums == approx([1.25, 0.5, 0.25, 0.0, 0.0])
+
+
+def test_ui_r1_gives_a_point_for_each_of_type_box_and_format():
+    parts = [(1.0, 1.0, False), (1.0, 0.0, False), (0.0, 0.0, False), (0.0, 0.0, True)]
+    made = [
+        rollout(i, [0], invalid=[bad], infos=[{"type_right": kind, "inside": box}])
+        for i, (kind, box, bad) in enumerate(parts)
+    ]
+    assert rewards_of("ui_r1", *made) == [[3.0], [2.0], [1.0], [0.0]]
+
+
+def test_deep_travel_checks_sources_of_feasible_plans_and_repeats_failed_tasks():
+    checks = [(1.0, 1.0), (1.0, 2 / 3), (0.0, 1.0)]
+    made = [
+        rollout(i, [0], task=i, infos=[{"feasible": plan, "consistent": shown}])
+        for i, (plan, shown) in enumerate(checks)
+    ]
+    assert rewards_of("deep_travel", *made) == [[1.0], [0.0], [0.0]]
+    curriculum = DriverComponents(config_of("deep_travel")).only.curriculum.call
+    curriculum.observe(TurnTable([rollout(0, [0], task=0), rollout(0, [1], task=1)]))
+    tasks = [curriculum.assign(Task(g, 0, seed=100 + g), 1) for g in range(40)]
+    repeated = [task.seed for task in tasks if task.seed < 100]
+    assert repeated == [0]  # the failed one, which is sampled again once
+
+
+def test_metaspatial_adds_format_collisions_and_rules():
+    parts = [(1.0, 1.0, False), (0.5, 0.25, False), (1.0, 1.0, True)]
+    made = [
+        rollout(
+            i,
+            [0, 0],
+            invalid=[bad, False],
+            infos=[{"physics": 0.0, "rules": 0.0}, {"physics": room, "rules": kept}],
+        )
+        for i, (room, kept, bad) in enumerate(parts)
+    ]
+    sums = [sum(r) for r in rewards_of("metaspatial", *made)]
+    assert sums == approx([1.0, 0.2 + 0.2 + 0.1, 0.8])

@@ -110,7 +110,7 @@ def search_games(env):
         yield [*(SEARCHES[kind] for kind in start), lambda env, i, last=last: last]
 
 
-def lake_games(env):
+def scripted_games(env):
     """The expert after some turns of no use, and walks that never arrive."""
 
     def expert(env, i):
@@ -126,22 +126,26 @@ def lake_games(env):
         for kind in (unreadable, stumble):
             yield [kind] * n + [expert] * 20
             yield [kind] * n
+    for start in ("So: ", "Then ", "Now "):
+        yield [lambda env, i, start=start: start + expert(env, i)] * 20
     yield [unreadable] * 20
     yield [stumble] * 20
 
 
-def on_lake(name):
-    return "lake" in str(config_of(name).env)
+def is_scripted(name):
+    """Return whether its environment has no search, so that scripts play it."""
+    env = str(config_of(name).env)
+    return "lake" in env or env in ("ui-v0", "travel-v0", "layout-v0")
 
 
-ANSWERED = [r for r in RECIPES if r != "deepretrieval" and not on_lake(r)]
+ANSWERED = [r for r in RECIPES if r != "deepretrieval" and not is_scripted(r)]
 
 
 @functools.cache
 def played(name, is_long):
     config = config_of(name)
     env = config.make_text_env()
-    games = lake_games if on_lake(name) else search_games
+    games = scripted_games if is_scripted(name) else search_games
     if is_long:
         env.unwrapped.max_turns = 25
     cut = slice(config.max_turns)
@@ -164,7 +168,8 @@ def well_formed(t):
 SOLVED = {
     "deepretrieval": found_all,
     **dict.fromkeys(
-        ("research", "arpo", "aepo"), lambda t: t.success and well_formed(t)
+        ("research", "arpo", "aepo", "deep_dxsearch", "metaspatial"),
+        lambda t: t.success and well_formed(t),
     ),
     "r1_searcher/answer": lambda t: t.success and well_formed(t),
 }

@@ -162,7 +162,37 @@ def demystifying(played, left, result):
         )
 
 
+def deep_dxsearch(played, left, result):
+    for t in played:
+        seen = {d for info in t.infos for d in info["documents"]}
+        evidence = bool(seen & set(t.infos[-1]["gold_documents"]))
+        total = t.last_info("score") + 0.25 * evidence
+        assert t.episode_return == pytest.approx(is_form(t) * total)
+
+
+def ui_r1(played, left, result):
+    for t in played:
+        (info,), (invalid,) = t.infos, t.invalid
+        total = info["type_right"] + info["inside"] + (not invalid)
+        assert t.episode_return == pytest.approx(total)
+        assert not t.success or total >= 2
+
+
+def deep_travel(played, left, result):
+    for t in played:
+        accepted = t.last_info("feasible") == t.last_info("consistent") == 1.0
+        assert t.episode_return == float(accepted) == float(bool(t.success))
+
+
+def metaspatial(played, left, result):
+    for t in played:
+        scores = t.last_info("physics") + t.last_info("rules")
+        total = 0.2 * (not any(t.invalid)) + 0.4 * scores
+        assert t.episode_return == pytest.approx(total)
+
+
 PPO = (*SMALL, *SEARCH)
+ACT = (*GRPO, "sft={demonstrations: 200, lr: 3e-3, mistake_rate: 0.2}")
 CASES = {
     "search_r1": (search_r1, PPO),
     "r1_searcher": (r1_searcher, (*GRPO, *SEARCH)),
@@ -181,6 +211,10 @@ CASES = {
     "starpo": (starpo, (*GRPO, *LAKE)),
     "starpo_s": (starpo_s, (*GRPO, *LAKE)),
     "demystifying": (demystifying, (*GRPO, *SEARCH)),
+    "deep_dxsearch": (deep_dxsearch, (*GRPO, *SEARCH)),
+    "ui_r1": (ui_r1, ACT),
+    "deep_travel": (deep_travel, ACT),
+    "metaspatial": (metaspatial, ACT),
 }
 
 
@@ -242,6 +276,15 @@ def test_good_and_bad_rollouts_differ_as_in_the_paper(name):
     CASES[name][0](
         played, left, {"reward_parts": reward_parts, "filtered_frac": shares}
     )
+
+
+@pytest.mark.parametrize("name", ["ui_r1", "deep_travel", "metaspatial"])
+def test_rewards_on_text_stand_ins_are_those_of_the_page(name):
+    config = config_of(name)
+    played = scripted(config.make_text_env(), tasks=8)
+    DriverComponents(config).only.rewards(played, iteration=0)
+    assert returns(played).std() > 0.1
+    CASES[name][0](played, played, {})
 
 
 @pytest.mark.slow
