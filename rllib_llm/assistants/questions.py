@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rllib_llm.assistants.settings import Assistant
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.data.types import Message
+from rllib_llm.rewards.retrieval import evidence
 from rllib_llm.seeding import stable_seed
 
 
@@ -21,8 +22,10 @@ class Question:
         turn: Its number, from 0; that of the last turn if the trajectory is in
             question.
         seed: Seed of the answer.
-        is_good: Whether the trajectory is solved, or the turn's reward is > 0; None if
-            the assistant is not privileged.
+        is_good: Whether the trajectory is solved, or the first of a pair has the larger
+            return (of equal ones, by chance); of a turn, whether its reward is > 0
+            or it was the first to retrieve a needed document. None if the assistant is
+            not privileged.
     """
 
     messages: tuple[Message, ...]
@@ -52,16 +55,42 @@ def transcript(observations: Sequence[str], replies: Sequence[str]) -> str:
     return "\n".join(f"Environment: {o}\nAgent: {r}" for o, r in turns)
 
 
+def messages_of(
+    assistant: Assistant, fields: Mapping[str, object]
+) -> tuple[Message, ...]:
+    """Return the question as messages; none without a template."""
+    if not assistant.template:
+        return ()
+    question = {"role": "user", "content": assistant.template.format(**fields)}
+    if assistant.system is None:
+        return (question,)
+    return ({"role": "system", "content": assistant.system}, question)
+
+
+def gold_text(trajectory: Trajectory) -> str:
+    """Return the right answers of a trajectory's task as one text."""
+    return " / ".join(map(str, trajectory.outcome.get("gold_answers", ())))
+
+
+def _good_turns(trajectory: Trajectory) -> list[bool]:
+    """Return whether each turn has a reward, or retrieved a needed document. [H]"""
+    good = [reward > 0 for reward in trajectory.rewards]
+    if "gold_documents" not in trajectory.outcome:
+        return good
+    return [g or e > 0 for g, e in zip(good, evidence(trajectory), strict=True)]
+
+
 def _question(
     assistant: Assistant, trajectory: Trajectory, turn: int, sample: int
 ) -> Question:
     task = trajectory.task
     observations = trajectory.observations[: turn + 1]
     replies = trajectory.completions[: turn + 1]
-    if assistant.per == "turn":
-        is_good = trajectory.rewards[turn] > 0
-    else:
-        is_good = trajectory.is_solved
+    is_good = (
+        _good_turns(trajectory)[turn]
+        if assistant.per == "turn"
+        else trajectory.is_solved
+    )
     fields = {
         "task": observations[0],
         "transcript": transcript(observations, replies),
@@ -70,20 +99,13 @@ def _question(
         "turn": turn + 1,
     }
     if assistant.privileged:
-        gold = trajectory.outcome.get("gold_answers", ())
         fields |= {
-            "gold": " / ".join(map(str, gold)),
+            "gold": gold_text(trajectory),
             "solved": "yes" if trajectory.is_solved else "no",
             "return": f"{trajectory.episode_return:g}",
         }
-    messages: list[Message] = []
-    if assistant.template:
-        text = assistant.template.format(**fields)
-        messages = [{"role": "user", "content": text}]
-        if assistant.system:
-            messages.insert(0, {"role": "system", "content": assistant.system})
     return Question(
-        messages=tuple(messages),
+        messages=messages_of(assistant, fields),
         replies=tuple(replies),
         turn=turn,
         seed=stable_seed(

@@ -18,6 +18,9 @@ from rllib_llm.schema import NonNegativeFloat, PositiveFloat, PositiveInt, requi
 FIELDS = ("task", "transcript", "observation", "reply", "turn")
 # Those that tell what only the environment knows.
 PRIVILEGED_FIELDS = ("gold", "solved", "return")
+# Those of a question about a pair.
+PAIR_FIELDS = ("task", "first", "second")
+PRIVILEGED_PAIR_FIELDS = ("gold",)
 SOURCES = ("policy", "model", "api", "script")
 _OF_MODELS = ("temperature", "max_new_tokens")
 
@@ -50,7 +53,8 @@ class AssistantGiven(TypedDict, total=False):
     script: Spec
     template: str
     system: str
-    per: Literal["trajectory", "turn"]
+    per: Literal["trajectory", "turn", "pair"]
+    opponents: PositiveInt | None
     parse: ParseGiven
     samples: PositiveInt
     reduce: Literal["mean", "median"]
@@ -91,7 +95,9 @@ class Assistant:
         api: Address of an API that answers, or None.
         script: Component of kind ``answer`` that answers, or None.
         system: System message of the question, or None.
-        per: "trajectory": one question about each; "turn": one about each turn.
+        per: "trajectory": one question about each; "turn": one about each turn; "pair":
+            two about each two rollouts of a task, in both orders.
+        opponents: Rollouts that each is compared with; None: all others.
         samples: Answers to each question.
         reduce: Value of several readable answers: their "mean" or "median".
         unreadable: Value of a question without a readable answer; None: its episode
@@ -110,7 +116,8 @@ class Assistant:
     api: Mapping[str, Any] | None = None
     script: BoundComponent | None = None
     system: str | None = None
-    per: Literal["trajectory", "turn"] = "trajectory"
+    per: Literal["trajectory", "turn", "pair"] = "trajectory"
+    opponents: int | None = None
     samples: int = 1
     reduce: Literal["mean", "median"] = "mean"
     unreadable: float | None = None
@@ -232,6 +239,11 @@ def _check_source(where: str, assistant: Assistant, given: Mapping[str, Any]) ->
 
 
 def _check_samples(where: str, assistant: Assistant, given: Mapping[str, Any]) -> None:
+    if assistant.opponents is not None and assistant.per != "pair":
+        raise ConfigError(
+            f"{where}.opponents={assistant.opponents} has no effect with per="
+            f"{assistant.per!r}. Leave it out, or set per to 'pair'."
+        )
     if assistant.samples == 1 and "reduce" in given:
         raise ConfigError(
             f"{where}.reduce={assistant.reduce!r} has no effect with one answer. Set "
@@ -245,28 +257,28 @@ def _check_samples(where: str, assistant: Assistant, given: Mapping[str, Any]) -
 
 
 def _check_template(where: str, assistant: Assistant) -> None:
+    is_pair = assistant.per == "pair"
+    open_fields: tuple[str, ...] = PAIR_FIELDS if is_pair else FIELDS
+    privileged: tuple[str, ...] = PRIVILEGED_FIELDS
+    if is_pair:
+        privileged = PRIVILEGED_PAIR_FIELDS
+    listed = ", ".join(f"{{{field}}}" for field in open_fields)
     if not assistant.template:
         if assistant.script is None:
             raise ConfigError(
                 f"{where} has no template. Set it to the question, with placeholders: "
-                f"{', '.join(f'{{{field}}}' for field in FIELDS)}."
+                f"{listed}."
             )
         return
-    try:
-        parts = list(string.Formatter().parse(assistant.template))
-    except ValueError as error:
-        raise ConfigError(
-            f"{where}.template: {error}. Write a brace as two, '{{{{'."
-        ) from error
-    named = [name for _, name, _, _ in parts if name is not None]
-    allowed = (*FIELDS, *PRIVILEGED_FIELDS)
+    named = _placeholders(where, assistant.template)
+    allowed = (*open_fields, *privileged)
     for field in named:
         if field not in allowed:
             raise ConfigError(
                 f"{where}.template has the placeholder {{{field}}}. "
                 f"{did_you_mean(field, allowed)}"
             )
-        if field in PRIVILEGED_FIELDS and not assistant.privileged:
+        if field in privileged and not assistant.privileged:
             raise ConfigError(
                 f"{where}.template has the placeholder {{{field}}}, which tells what "
                 "only the environment knows. Set privileged to True, or leave it out."
@@ -274,5 +286,15 @@ def _check_template(where: str, assistant: Assistant) -> None:
     if not named:
         raise ConfigError(
             f"{where}.template has no placeholder, so that all questions are the same. "
-            f"Add one: {', '.join(f'{{{field}}}' for field in FIELDS)}."
+            f"Add one: {listed}."
         )
+
+
+def _placeholders(where: str, template: str) -> list[str]:
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}.template: {error}. Write a brace as two, '{{{{'."
+        ) from error
+    return [name for _, name, _, _ in parts if name is not None]

@@ -165,6 +165,7 @@ METRICS = (
     "assistants/<name>/num_too_long",
     "assistants/<name>/sampled_tokens",
     "assistants/<name>/prompt_tokens",
+    "assistants/<name>/contradicted_frac",
     "assistants/<name>/value_mean",
     "assistants/<name>/value_mean_solved",
     "assistants/<name>/value_mean_failed",

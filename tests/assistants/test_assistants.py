@@ -106,8 +106,18 @@ def test_a_privileged_assistant_reads_the_outcome():
     assert text == "So.|yes|0.5"
     assert asked(trajectory, privileged=True)[0].is_good is True
     assert asked(trajectory)[0].is_good is None
+    # The first turn retrieves the needed document, the second has a reward.
+    trajectory.infos[1] = {**trajectory.infos[1], "documents": []}
+    trajectory.completions.append("Done.")
+    trajectory.observations.append("?")
+    trajectory.rewards.append(0.0)
+    trajectory.infos.append(trajectory.infos[0])
     of_turns = asked(trajectory, privileged=True, per="turn")
-    assert [q.is_good for q in of_turns] == [False, True]
+    assert [q.is_good for q in of_turns] == [True, True, False]
+    for info in trajectory.infos:
+        info.pop("gold_documents", None)
+    of_turns = asked(trajectory, privileged=True, per="turn")
+    assert [q.is_good for q in of_turns] == [False, True, False]
 
 
 def test_questions_have_a_system_message_and_seeds_of_their_own():
@@ -228,7 +238,7 @@ def test_the_filter_keeps_turns_of_high_value():
         ({**OWN, "template": "{gold}"}, "only the environment knows"),
         ({**OWN, "unreadable": "zero"}, "unreadable"),
         ({**OWN, "unreadable": float("nan")}, "unreadable"),
-        ({**OWN, "per": "pair"}, "per"),
+        ({**OWN, "per": "word"}, "per"),
         ({**OWN, "temperature": -1.0}, "temperature"),
     ],
 )

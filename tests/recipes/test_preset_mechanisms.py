@@ -16,6 +16,8 @@ from preset_helpers import advantages_of, config_of, rollout, searcher
 
 from rllib_llm.advantages.estimators.anchor import anchors
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
+from rllib_llm.assistants.questions import questions_about
+from rllib_llm.assistants.settings import read_assistant
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import Task
 from rllib_llm.recipes import search_spaces
@@ -229,6 +231,25 @@ def test_ppr_takes_half_of_both_signals():
         searcher(1, [("home of Zanos", [])], "wrong"),
     )
     assert found == [approx([0.25, -0.25, 0.5]), approx([0.5, -0.5])]
+
+
+def test_swirl_rewards_each_turn_by_the_judges_answer_alone():
+    config = config_of("swirl")
+    judge = read_assistant("judge", config.assistants["judge"])
+    assert (judge.per, config.row_per_turn) == ("turn", True)
+    made = [
+        searcher(0, [FIND_HOME, FIND_HOME, ("x", ["y"])], "wrong"),
+        searcher(1, [FIND_RIVER], "right"),
+    ]
+    good = [[q.is_good for q in questions_about(judge, t)] for t in made]
+    # A needed document counts once, and a right answer.
+    assert good == [[True, False, False, False], [True, True]]
+    for trajectory, values in zip(
+        made, ([1.0, 0.0, 1.0, 0.0], [0.0, 1.0]), strict=True
+    ):
+        trajectory.answers["judge"] = values
+    assert rewards_of("swirl", *made) == [[1, 0, 1, 0], [0, 1]]
+    assert advantages_of("swirl", made) == [[0.5, -0.5, 0.5, -0.5], [-0.5, 0.5]]
 
 
 def test_demystifying_punishes_length_softly():

@@ -50,6 +50,9 @@ CASES = {
     "glam": LAKE,
     "twosome": LAKE,
     "llm4teach": LAKE,
+    "judged": (*GROUPS, "sft={demonstrations: 200, lr: 1e-2}"),
+    "swirl": SEARCH,
+    "judged_pairs": ("env_config={}", "sft={demonstrations: 200, lr: 1e-2}"),
     **{n: (*LAKE, *more, "scorer.warmup_iters=1") for n, more in SCORED.items()},
 }
 # States of methods that their recipes do not reproduce unchanged.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllib_llm.assistants.answers import value_of
+from rllib_llm.assistants.comparisons import questions_about_pair
 from rllib_llm.assistants.local_sources import api_model, script_answers
 from rllib_llm.assistants.questions import questions_about
 from rllib_llm.assistants.settings import Assistant, read_assistants
@@ -75,6 +76,11 @@ def check_source(config: LLMConfig, assistant: Assistant) -> None:
         ConfigError: With the value, the rule and the remedy.
     """
     where = f"rollouts.assistants.{assistant.name}"
+    if assistant.per == "pair" and config.group_size < 2:
+        raise ConfigError(
+            f"{where}.per='pair' compares rollouts of a task, but group_size="
+            f"{config.group_size}. Use group_size >= 2."
+        )
     if assistant.api is not None:
         api_model(assistant)
     if assistant.policy is not None and assistant.policy not in config.llm_module_ids:
@@ -113,7 +119,11 @@ def _try_question(assistant: Assistant) -> None:
     """Ask about example turns; only a script is answered, at once."""
     trajectories = example_table().trajectories
     try:
-        questions = [q for t in trajectories for q in questions_about(assistant, t)]
+        questions = (
+            questions_about_pair(assistant, *trajectories[:2])
+            if assistant.per == "pair"
+            else [q for t in trajectories for q in questions_about(assistant, t)]
+        )
     except (ValueError, TypeError) as error:  # a format such as {turn:x}
         raise ConfigError(
             f"rollouts.assistants.{assistant.name}.template: {error}. Correct the "

@@ -13,6 +13,11 @@ from ray.rllib.utils.annotations import override
 from rllib_llm.algorithms.config.check_assistants import assistants_read
 from rllib_llm.algorithms.driver.runner_group_calls import call_runners
 from rllib_llm.assistants.answers import Answer, reduced, value_of
+from rllib_llm.assistants.comparisons import (
+    compared_values,
+    ordered_pairs,
+    questions_about_pair,
+)
 from rllib_llm.assistants.local_sources import api_answers, api_model, script_answers
 from rllib_llm.assistants.questions import Question, questions_about
 from rllib_llm.assistants.settings import Assistant, read_assistants
@@ -80,15 +85,13 @@ class AsksAssistants(RLlibAlgorithm):
         self, assistant: Assistant, trajectories: Sequence[Trajectory]
     ) -> set[int]:
         """Ask one assistant; return the numbers of episodes to drop."""
-        questions = [questions_about(assistant, t) for t in trajectories]
-        flat = [question for of_one in questions for question in of_one]
-        answers = self._answers(assistant, flat)
-        values = [value_of(answer.text, assistant.parse) for answer in answers]
-        self._log_answers(assistant, answers, values)
-        dropped, of_questions = set(), iter(reduced(values, assistant))
-        for trajectory, asked in zip(trajectories, questions, strict=True):
-            count = len(asked) // assistant.samples
-            of_one = [next(of_questions) for _ in range(count)]
+        values = (
+            self._compare(assistant, trajectories)
+            if assistant.per == "pair"
+            else self._judge(assistant, trajectories)
+        )
+        dropped = set()
+        for trajectory, of_one in zip(trajectories, values, strict=True):
             if None in of_one:
                 dropped.add(trajectory.episode)
             trajectory.answers[assistant.name] = [
@@ -97,6 +100,46 @@ class AsksAssistants(RLlibAlgorithm):
         kept = [t for t in trajectories if t.episode not in dropped]
         self._log_values(assistant, kept)
         return dropped
+
+    def _judge(
+        self, assistant: Assistant, trajectories: Sequence[Trajectory]
+    ) -> list[list[float | None]]:
+        """Return the values of each trajectory: one, or one per turn."""
+        questions = [questions_about(assistant, t) for t in trajectories]
+        flat = [question for of_one in questions for question in of_one]
+        of_questions = iter(self._values(assistant, flat))
+        return [
+            [next(of_questions) for _ in range(len(asked) // assistant.samples)]
+            for asked in questions
+        ]
+
+    def _compare(
+        self, assistant: Assistant, trajectories: Sequence[Trajectory]
+    ) -> list[list[float | None]]:
+        """Return the value of each trajectory in comparisons with others."""
+        pairs = ordered_pairs(trajectories, assistant.opponents)
+        questions = [
+            question
+            for first, second in pairs
+            for question in questions_about_pair(
+                assistant, trajectories[first], trajectories[second]
+            )
+        ]
+        answers = self._values(assistant, questions)
+        values, contradicted = compared_values(pairs, answers, len(trajectories))
+        key = ("assistants", assistant.name, "contradicted_frac")
+        self.metrics.log_value(key, contradicted, window=1)
+        # A rollout without others has no comparison.
+        return [[assistant.unreadable if v is None else v] for v in values]
+
+    def _values(
+        self, assistant: Assistant, questions: Sequence[Question]
+    ) -> list[float | None]:
+        """Ask; return the value of each question, None if its episode is dropped."""
+        answers = self._answers(assistant, questions)
+        values = [value_of(answer.text, assistant.parse) for answer in answers]
+        self._log_answers(assistant, answers, values)
+        return reduced(values, assistant)
 
     def _answers(
         self, assistant: Assistant, questions: Sequence[Question]
@@ -190,7 +233,7 @@ class AsksAssistants(RLlibAlgorithm):
             self.metrics.log_value(
                 ("assistants", assistant.name, name), count, reduce="sum"
             )
-        if len(unreadable) == len(answers):
+        if unreadable and len(unreadable) == len(answers):
             logger.warning(
                 "assistant %r: none of %d answers is readable, e.g. %r. Change its "
                 "template or parse, or ask a model that follows the format.",
