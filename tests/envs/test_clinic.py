@@ -93,6 +93,7 @@ def test_a_test_that_is_not_tolerated_is_flagged_for_the_rest_of_the_episode():
     assert f"no {env.unsafe}." in env.reset(seed=0)[0]
     assert env.step(f"<test>{safe}</test>")[4]["safe"] == 1.0
     assert env.step(f"<test>{env.unsafe}</test>")[4]["unsafe_test"]
+    assert env.step("<ask>fever</ask>")[4]["unsafe_test"]
     info = env.step(f"<answer>{env.disease.name}</answer>")[4]
     assert info["success"] and info["safe"] == 0.0 and not info["missed_red_flag"]
 

@@ -75,6 +75,7 @@ def test_plans_are_those_of_a_slow_search():
 def verified(env, answer):
     *_, info = step = env.step(f"<answer>{answer}</answer>")
     assert step[2] and step[1] == float(info["success"])
+    assert info["success"] == (info["feasible"] == info["consistent"] == 1.0)
     return info["feasible"], info["consistent"]
 
 

@@ -81,6 +81,18 @@ def test_wrong_switches_are_undone():
     assert app.switches[page][switch] != app.before[page][switch]
 
 
+def test_the_goal_switch_beside_a_wrong_one_is_not_the_goal_state():
+    app = app_of("settings", 2)
+    page, switch = app.goal
+    app.switches[page][switch] ^= True
+    assert app.is_done()
+    for other, switches in app.switches.items():
+        for name in switches:
+            app.switches[other][name] ^= True
+            assert not app.is_done()
+            app.switches[other][name] ^= True
+
+
 def test_a_wrong_deletion_stays():
     app = app_of("tabs", 1)
     wrong = next(i for i in app.tabs["Home"] if i != app.goal)
