@@ -8,8 +8,8 @@ Table:  python benchmarks/standing_learning.py tiny --table
 Both start from the same folder, the model after SFT, and play the same game in 64
 episodes per update; of smollm 32 (``--minibatch 32``), and both train LoRA adapters on
 a base in bfloat16. A run ends when the mean success of the last 10 updates reaches the
-target. CPU seconds are those of the process that trains, without loading. Every run is
-stored in benchmarks/results/standing_learning/.
+target, or when it has spent ``--max-seconds``. CPU seconds are those of the process that
+trains, without loading. Every run is stored in benchmarks/results/standing_learning/.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--peer-python", help="Python of an environment with TRL")
     parser.add_argument("--updates", type=int, default=150)
     parser.add_argument("--target", type=float, default=0.9)
+    parser.add_argument("--max-seconds", type=float, default=float("inf"))
     parser.add_argument("--lrs", type=float, nargs="+", default=[3e-4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--minibatch", type=int, default=64)
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def learn(args: argparse.Namespace, lr: float, seed: int) -> list[Update]:
-    """Train to the target, or for all updates; return one record per update."""
+    """Train to the target or a limit; return one record per update."""
     update, stop = (peer if args.peer_python else ours)(args, lr, seed)
     rows: list[Update] = []
     while len(rows) < args.updates:
@@ -90,6 +91,8 @@ def learn(args: argparse.Namespace, lr: float, seed: int) -> list[Update]:
         print(len(rows), rows[-1], flush=True)
         recent = [row[0] for row in rows[-WINDOW:]]
         if len(recent) == WINDOW and np.mean(recent) >= args.target:
+            break
+        if sum(row[1] for row in rows) >= args.max_seconds:
             break
     stop()
     return rows

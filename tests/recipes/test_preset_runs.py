@@ -32,7 +32,7 @@ SCORED = {
     "istar": (*GROUPS, "env_config={}"),
     "learning_to_summarize": (),
     "spa_rl": ("env_config={}",),
-    "step_agent": (),
+    "step_agent": ("env_config={}",),
 }
 CASES = {
     "frozen_lake_ppo": LAKE,
