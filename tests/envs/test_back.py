@@ -113,6 +113,8 @@ def test_the_end_of_the_tasks_turns_can_be_undone(made):
 def test_no_use_beyond_the_limits(made):
     env, _ = made(uses=1)
     assert env.step("back")[0] == "There are 0 turns to undo, not 1."
+    # A text that says more than the tool's word is the task's.
+    assert env.step("not back")[4]["invalid_action"]
     assert env.step("on")[1] == 1.0
     assert env.step("back 0")[0] == "There are 1 turns to undo, not 0."
     assert env.uses_left == 1
