@@ -95,8 +95,9 @@ class TokenGAE(ConnectorV2):
             elif settings.whiten:
                 # A policy without rows here still joins the sum over all Learners.
                 parameters = rl_module[module_id].unwrapped().parameters()
-                none = [] if settings.whiten_by == "agent" else None
-                whiten_rows([], [], next(parameters).device, agents=none)
+                agents: list[np.ndarray] | None
+                agents = [] if settings.whiten_by == "agent" else None
+                whiten_rows([], [], next(parameters).device, agents=agents)
         return batch
 
     def _add_advantages(self, data: dict[str, Any], settings: GAESettings) -> None:
