@@ -9,7 +9,8 @@ Both start from the same folder, the model after SFT, and play the same game in 
 episodes per update; of smollm 32 (``--minibatch 32``), and both train LoRA adapters on
 a base in bfloat16. A run ends when the mean success of the last 10 updates reaches the
 target, or when it has spent ``--max-seconds``. CPU seconds are those of the process
-that trains, without loading. Every run is stored in benchmarks/results/standing_learning/.
+that trains, without loading. Every run is stored in
+benchmarks/results/standing_learning/.
 """
 
 from __future__ import annotations
