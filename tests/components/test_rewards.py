@@ -314,8 +314,11 @@ NEEDED = {
 }
 
 
-# Without `scored`, which needs a model: tests/rewards/test_scored.py.
-@pytest.mark.parametrize("name", sorted(set(COMPONENTS["reward"]) - {"scored"}))
+# Without `scored`, which needs a model (tests/rewards/test_scored.py), and `asked`,
+# which needs an assistant (tests/assistants).
+@pytest.mark.parametrize(
+    "name", sorted(set(COMPONENTS["reward"]) - {"scored", "asked"})
+)
 def test_no_turns_have_no_reward_and_good_settings_pass(name):
     settings = NEEDED.get(name, {})
     Rewards([{"name": name, **settings}]).try_out()

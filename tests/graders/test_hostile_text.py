@@ -253,7 +253,7 @@ def trajectory(text, count=2):
 
 # Without those of models, whose scores have any sign.
 @pytest.mark.parametrize(
-    "name", sorted(set(COMPONENTS["reward"]) - {"scored", "scorer"})
+    "name", sorted(set(COMPONENTS["reward"]) - {"scored", "scorer", "asked"})
 )
 def test_rewards_of_hostile_text_are_zero(name):
     spec = {"name": name, **NEEDED.get(name, {})}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
-from rllib_llm.errors import ConfigError
+from rllib_llm.env_runner.agents import agents_of
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
@@ -18,11 +18,6 @@ def validate_critic_settings(config: LLMPPOConfig) -> None:
         ConfigError: With the value, the rule, and the remedy.
     """
     level = config.gae_level
-    if config.whiten_by == "agent" and not config.is_multi_agent:
-        raise ConfigError(
-            f"whiten_by='agent': {config.env!r} has one agent, so that it equals "
-            "'batch'. Leave it out, or choose an environment with several agents."
-        )
     if level == "turn":
         refuse_without_effect(
             config,
@@ -56,3 +51,19 @@ def validate_critic_settings(config: LLMPPOConfig) -> None:
         refuse_without_effect(
             config, ("value_huber_delta",), "value_loss is not 'huber'. Leave it out."
         )
+
+
+def validate_whitening(config: LLMPPOConfig) -> None:
+    """Refuse advantages by agent in an environment with one agent.
+
+    Raises:
+        ConfigError: With the value, the rule, and the remedy.
+    """
+    if config.whiten_by != "agent":
+        return
+    for env in config.make_each_env().values():
+        agents = agents_of(env)
+        env.close()
+        if agents is None:
+            why = "the environment has one agent. Leave it out."
+            refuse_without_effect(config, ("whiten_by",), why)

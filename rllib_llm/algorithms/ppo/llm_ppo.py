@@ -13,7 +13,10 @@ from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.config.declarations import fluent_method, setting
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
-from rllib_llm.algorithms.ppo.check_critic import validate_critic_settings
+from rllib_llm.algorithms.ppo.check_critic import (
+    validate_critic_settings,
+    validate_whitening,
+)
 from rllib_llm.algorithms.scorer.check_scorer import validate_scorer
 from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
 from rllib_llm.algorithms.scorer.trains_scorer import TrainsScorer
@@ -104,6 +107,7 @@ class LLMPPOConfig(ScorerSettings, LLMConfigMixin, PPOConfig):
                 f"loss_agg_mode={self.loss_agg_mode!r}: LLMPPO uses RLlib's loss, "
                 "which averages over tokens. Use 'token-mean', or choose a policy_loss."
             )
+        validate_whitening(self)
         for module_id in self.trained_module_ids:
             module_config = self.get_config_for_module(module_id)
             validate_critic_settings(module_config)
