@@ -29,9 +29,8 @@ class _Driver(AsksAssistants, _Base):
 
 def answered(algo: str, env: Any = None, **sections: Any) -> Any:
     """Return the values of all answers about two episodes, by assistant."""
-    given = sections["rollouts"]
-    rewards = [{"name": "asked", "of": name} for name in given.get("assistants", {})]
-    config = make_config(GRPOConfig).rollouts(**given, rewards=rewards)
+    config = make_config(GRPOConfig).rollouts(**sections["rollouts"])
+    config.rollouts(rewards=[{"name": "asked", "of": n} for n in config.assistants])
     config.validate()
     driver = _Driver()
     driver.setup(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class AsksAssistants(RLlibAlgorithm):
     """
 
     config: Any
+    _assistants: Mapping[str, Assistant] = MappingProxyType({})
     # Of SamplingAlgorithm.
     _weights_version: int | None
     _healthy_runners: Any
