@@ -81,27 +81,20 @@ class Clinic(ToolOrAnswer):
         self.score, self.unsafe_test, self.missed = 0.0, False, False
         return f"{prompt} {self.format_hint}"
 
-    def parse(self, completion: str) -> tuple[str, str] | None:
-        """Return the last tag."""
-        self._kind = ""
-        action = super().parse(completion)
-        self._kind = action[0] if action else ""
-        return action
-
     def use(self, text: str) -> str:
         """Ask, test, or read the table."""
         documents: list[str] = []
         result: str | None
-        if self._kind in _TOOLS:
+        if self.tag in _TOOLS:
             documents = self._documents(text)
             self._read |= set(documents)
             result = "\n".join(documents) or None
         else:
             result = self._finding(text.lower())
         self.used = {
-            "tool": self._kind,
+            "tool": self.tag,
             "tool_error": result is None,
-            "query": text if self._kind in _TOOLS else None,
+            "query": text if self.tag in _TOOLS else None,
             "documents": documents,
         }
         return result or "Nothing found."
@@ -164,14 +157,14 @@ class Clinic(ToolOrAnswer):
         return f"<{kind}>{texts[int(rng.integers(len(texts)))]}</{kind}>"
 
     def _documents(self, text: str) -> list[str]:
-        if self._kind == "match":
+        if self.tag == "match":
             return self.table.match(text, self.results)
-        if self._kind == "refer":
+        if self.tag == "refer":
             return self.table.refer(text)
         return self.table.index.search(text, self.results)
 
     def _finding(self, text: str) -> str | None:
-        is_test = self._kind == "test"
+        is_test = self.tag == "test"
         if text not in (_TESTS if is_test else (*COMPLAINTS, *SYMPTOMS)):
             return None
         self.unsafe_test |= is_test and text == self.unsafe

@@ -82,17 +82,10 @@ class Geo(ToolOrAnswer):
         parts = ", ".join(_PARTS)
         return f"In which city is this? The picture has {parts}. {self.format_hint}"
 
-    def parse(self, completion: str) -> tuple[str, str] | None:
-        """Return the last tag."""
-        self._kind = ""
-        action = super().parse(completion)
-        self._kind = action[0] if action else ""
-        return action
-
     def use(self, text: str) -> str:
         """Show a part of the picture, or search for a mark."""
-        result = self._look(text) if self._kind == "look" else self._search(text)
-        self.used = {"tool": self._kind, "tool_error": result is None}
+        result = self._look(text) if self.tag == "look" else self._search(text)
+        self.used = {"tool": self.tag, "tool_error": result is None}
         return result or "Nothing found."
 
     def judge(self, answer: str) -> tuple[float, bool]:

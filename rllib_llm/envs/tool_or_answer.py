@@ -20,10 +20,12 @@ class ToolOrAnswer(TextEnv):
         tagged: Pattern of the tags; its groups are a tag's name (the tool's, or
             "answer") and content. The last tag of a text counts, unless it is empty.
         used: Record of the tool's use in this turn, for :meth:`more_info`.
+        tag: Name of this turn's tag; "" if the text has none.
     """
 
     tagged: re.Pattern[str]
     used: dict[str, Any]
+    tag: str = ""
 
     def use(self, text: str) -> str:
         """Use the tool, record it in ``used``, and return the observation."""
@@ -36,7 +38,9 @@ class ToolOrAnswer(TextEnv):
     def parse(self, completion: str) -> tuple[str, str] | None:
         """Return the last use of the tool, or the answer."""
         self.used = {}
-        return last_tagged(self.tagged, completion)
+        action = last_tagged(self.tagged, completion)
+        self.tag = "" if action is None else action[0]
+        return action
 
     def reply(self, action: tuple[str, str]) -> TurnResult:
         """Return the result of the tool, or rate the answer."""

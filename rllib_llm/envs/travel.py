@@ -55,18 +55,11 @@ class Travel(ToolOrAnswer):
         self.feasible, self.consistent = 0.0, 0.0
         return f"{self.wish.text()} {self.format_hint}"
 
-    def parse(self, completion: str) -> tuple[str, str] | None:
-        """Return the last tag."""
-        self._kind = ""
-        action = super().parse(completion)
-        self._kind = action[0] if action else ""
-        return action
-
     def use(self, text: str) -> str:
         """Return the offers at a place."""
-        offers = self.offers.at(_LETTERS[self._kind], text)
+        offers = self.offers.at(_LETTERS[self.tag], text)
         self._shown |= {o.code for o in offers}
-        self.used = {"tool": self._kind, "tool_error": not offers}
+        self.used = {"tool": self.tag, "tool_error": not offers}
         return "\n".join(o.text for o in offers) or "Nothing found."
 
     def judge(self, answer: str) -> tuple[float, bool]:

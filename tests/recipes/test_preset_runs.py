@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from literature import load_methods
 from preset_helpers import config_of
-from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_llm.recipes import load_recipe, search_spaces, shipped_recipes
 
@@ -72,10 +71,11 @@ ELSEWHERE = {
 def test_two_iterations_learn_something(ray_session, name):
     recipe = load_recipe(name, (*SMALL, *CASES[name]))
     algo = recipe.build_config(search_spaces.first_of).build_algo()
+    (trained,) = algo.config.trained_module_ids
     results = [algo.train() for _ in range(2)]
     algo.stop()
     for result in results[name in SCORED :]:
-        learned = result["learners"]["model" if name == "pag" else DEFAULT_MODULE_ID]
+        learned = result["learners"][trained]
         assert np.isfinite(learned["grad_norm"]) and learned["grad_norm"] > 0
         assert learned["num_trained_tokens"] > 0
         assert result["env_runners"]["num_episodes"] >= 16
