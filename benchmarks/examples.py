@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from rllib_llm.cli.session import quiet_loggers
+from rllib_llm.curricula.task_options import with_options
 from rllib_llm.data.episode_data import episode_data, task_of
 from rllib_llm.evaluation.outcomes import held_out_tasks
 from rllib_llm.evaluation.runner import local_runner
@@ -50,8 +51,17 @@ class Clock:
         }
 
 
-def run(name: str, seed: int, held_out: int, overrides: list[str]) -> dict[str, Any]:
-    """Train one example with one seed and return its record."""
+def run(
+    name: str,
+    seed: int,
+    held_out: int,
+    overrides: list[str],
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Train one example with one seed and return its record.
+
+    With ``options`` of the environment, the same tasks are played with them as well.
+    """
     recipe = load_recipe(name, [f"seed={seed}", *overrides])
     configs = [stage.build_config() for stage in recipe.stages]
     configs[0].validate()
@@ -85,13 +95,18 @@ def run(name: str, seed: int, held_out: int, overrides: list[str]) -> dict[str, 
         record["rl"] = {k: record["rl"][k] + v for k, v in clock.minutes().items()}
         if stage is recipe.stages[-1]:
             record["after"] = evaluate(algo, held_out)
+            if options:
+                record["options"] = options
+                record["after_with_options"] = evaluate(algo, held_out, options)
         else:
             checkpoint = str(algo.save_to_path(tempfile.mkdtemp()))
         algo.stop()
     return record
 
 
-def evaluate(algo: Any, count: int) -> dict[str, Any]:
+def evaluate(
+    algo: Any, count: int, options: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Play held-out tasks, sampled as in training; return success and mean return.
 
     In a mixture every environment plays so many tasks; the means are over all, and
@@ -104,6 +119,7 @@ def evaluate(algo: Any, count: int) -> dict[str, Any]:
         for name in names or [None]
         for task in held_out_tasks(algo.config, count, name)
     ]
+    tasks = [with_options(task, options or {}) for task in tasks]
     played = runner.sample(tasks=tasks, explore=True)
     runner.get_metrics()  # evaluation must not count as training
     found: dict[str, Any] = means(played)
@@ -185,6 +201,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--held-out", type=int, default=200)
     parser.add_argument("--override", nargs="*", default=[])
+    parser.add_argument("--options", type=json.loads, help="JSON, of the environment")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
@@ -195,7 +212,7 @@ def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in args.examples:
         for seed in args.seeds:
-            record = run(name, seed, args.held_out, args.override)
+            record = run(name, seed, args.held_out, args.override, args.options)
             path = RESULTS / f"{name}_seed{seed}.json"
             path.write_text(json.dumps(record, indent=1) + "\n")
             shown = [record[k] for k in ("before", "after", "sft", "rl", "script")]

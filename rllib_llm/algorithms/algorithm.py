@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +32,9 @@ from rllib_llm.algorithms.driver.build_vllm_engines import (
 )
 from rllib_llm.algorithms.driver.checkpointing import CheckpointedAlgorithm
 from rllib_llm.algorithms.driver.first_evaluation import EvaluatesFirst
-from rllib_llm.algorithms.driver.init_from_checkpoint import (
-    initial_checkpoint_model,
-    initialise_from,
-)
+from rllib_llm.algorithms.driver.init_from_checkpoint import initialise_from
 from rllib_llm.algorithms.driver.placement import require_nodes_of_actors
+from rllib_llm.algorithms.driver.prepared_models import with_models
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.driver.runner_calls import sleep
 from rllib_llm.algorithms.driver.runner_group_calls import call_runners
@@ -62,7 +60,6 @@ from rllib_llm.monitoring.live.algorithm_mixin import (
     LiveAlgorithm,
     preparing,
 )
-from rllib_llm.offline.prepare_model import prepare_language_model
 from rllib_llm.rewards.shared_reward import share_rewards
 from rllib_llm.transcripts.annotations import annotate_advantages, annotate_rewards
 
@@ -71,8 +68,6 @@ if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 logger = logging.getLogger("rllib_llm")
-
-Progress = Callable[[str, float], None]
 
 _COMPONENTS_KEY = "llm_driver_components"
 _AHEAD_KEY = "llm_sampled_ahead"
@@ -390,43 +385,6 @@ class LLMAlgorithm(
         evaluators = self.eval_env_runner_group
         if evaluators and issubclass(evaluators.env_runner_cls, LLMEnvRunner):
             self.weight_sync.send(evaluators, also_local=True, module_ids=module_ids)
-
-
-def with_models(config: LLMConfig, on_progress: Progress | None = None) -> Any:
-    """Return the config with every policy's model built or located."""
-    for module_id in config.llm_module_ids:
-        module_config = config.get_config_for_module(module_id)
-        if _is_ready(module_config.resolved_model):
-            continue
-        config = config.copy(copy_frozen=False)
-        model = initial_checkpoint_model(module_config, module_id)
-        model = model or _locate_model(module_config, module_id, on_progress)
-        if module_id in config.algorithm_config_overrides_per_module:
-            config.algorithm_config_overrides_per_module[module_id] |= {
-                "resolved_model": model
-            }
-        else:
-            config.resolved_model = model
-        config.resolve_policies()
-    return config
-
-
-def _locate_model(
-    config: LLMConfig, module_id: str, on_progress: Progress | None
-) -> str:
-    """Return the folder of the model to train, or its hub id.
-
-    A full checkpoint that is being restored replaces the model it was trained from;
-    LoRA needs the base model itself.
-    """
-    if config.lm_lora:
-        return prepare_language_model(config, on_progress)
-    folder = offered_model_folder(module_id)
-    return folder or prepare_language_model(config, on_progress)
-
-
-def _is_ready(model: str | None) -> bool:
-    return model is not None and (Path(model) / "config.json").is_file()
 
 
 def _refuse_unknown_keys(default: LLMConfig, given: Mapping[str, Any]) -> None:

@@ -19,12 +19,13 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     Args:
         tokenizer: A transformers tokenizer.
     """
-    content = [_contents(tokenizer), tokenizer.chat_template]
+    content = [tokenizer_contents(tokenizer), tokenizer.chat_template]
     text = json.dumps(content, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _contents(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def tokenizer_contents(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return what decides the ids of a text, as JSON can hold it."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # written in Python: vocabulary and special tokens
         return {

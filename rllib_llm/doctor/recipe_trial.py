@@ -99,7 +99,7 @@ class _Steps:
 
     def template(self) -> Finding:
         """Check the chat templates of all policies."""
-        from rllib_llm.algorithms.algorithm import with_models
+        from rllib_llm.algorithms.driver.prepared_models import with_models
 
         self._config = with_models(self._config)
         with warnings.catch_warnings():

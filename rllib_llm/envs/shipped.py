@@ -52,6 +52,7 @@ from rllib_llm.envs.games import (  # noqa: F401
     scout_porter,
     second_try,
     secret_sum,
+    simulated_search,
     solo,
     team,
 )

@@ -51,8 +51,8 @@ def load_runner(path: str | Path, *, num_gpus: float | None = None) -> Any:
     Raises:
         CheckpointError: If there is no complete checkpoint.
     """
-    from rllib_llm.algorithms.algorithm import with_models
     from rllib_llm.algorithms.driver.build_vllm_engines import new_actor_name
+    from rllib_llm.algorithms.driver.prepared_models import with_models
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     checkpoint = locate_checkpoint(find_run(path, default_storage())).checkpoint

@@ -69,7 +69,7 @@ class CheckpointedModule(TorchRLModule):
         # EnvRunners have no critic.
         if inference_only:
             return {n: t for n, t in tensors.items() if not n.startswith(CRITIC)}
-        if self._reference:
+        if self._reference and not self.model_config.get("ref_model"):
             tensors |= {
                 _REFERENCE + n: p for n, p in self._reference[0].named_parameters()
             }
@@ -115,6 +115,8 @@ class CheckpointedModule(TorchRLModule):
 
     def refresh_reference(self) -> None:
         """Copy the policy's weights to the frozen reference; no effect under LoRA."""
+        if self.model_config.get("ref_model"):
+            return  # another model, which no weights of the policy replace
         reshard(self)
         for lm in self._reference:
             lm.load_state_dict(self.lm.state_dict())

@@ -35,6 +35,7 @@ from rllib_llm.modules.lora import (
     lora_settings,
     share_base,
 )
+from rllib_llm.modules.reference import check_present, frozen_reference
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
 
@@ -57,6 +58,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
       initialised as a copy of the policy's.
     - ``reference``: whether to keep a frozen copy for KL penalties. Under LoRA the base
       model without its adapter is the reference, which needs no copy.
+    - ``ref_model``: None, or the folder of the reference, if it is another model.
     - ``temperature``: the sampling temperature. The Learner's log-probabilities are
       those of the tempered distribution, as in sampling.
     - ``vocabulary``: None, or the number of the tokenizer's ids. Models often have more
@@ -105,8 +107,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
                 # Not under LoRA, whose base is compared and shared by CPU first.
                 self.lm.to(loading.placement())
             self._reference = ()
-            if config["reference"] and lora is None and not self.inference_only:
-                self._reference = (copy.deepcopy(self.lm).requires_grad_(False).eval(),)
+            if not self.inference_only:
+                self._reference = frozen_reference(self.lm, config)
             self._base = np.zeros(0, np.float32)
             if lora is not None:
                 # Before the adapters are added: checkpoints identify the base by it.
@@ -122,8 +124,9 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
                     **config["value_head"],
                     trunk=copy.deepcopy(self.lm.base_model) if has_trunk else None,
                 )
-        self._trunk_and_head_suffice = self._head_is_plain(self.lm)
-        rows = self.lm.config.get_text_config().vocab_size
+        models = (self.lm, *self._reference)
+        self._trunk_and_head_suffice = all(self._head_is_plain(lm) for lm in models)
+        rows = max(lm.config.get_text_config().vocab_size for lm in models)
         num_ids = config.get("vocabulary") or rows
         self.vocabulary: int | None = num_ids if num_ids < rows else None
         if config.get("compile") and not self.inference_only:
@@ -229,6 +232,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             if self._reference:
                 scores = self._score_reference(self._reference[0], batch)
                 return scores[Columns.ACTION_DIST_INPUTS][..., 0]
+            check_present(self.model_config)
             with adapters_off(self.lm):
                 return self._score(self.lm, batch)[Columns.ACTION_DIST_INPUTS][..., 0]
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rllib_llm.algorithms.algorithm import with_models
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.algorithms.driver.build_vllm_engines import why_vllm
 from rllib_llm.algorithms.driver.memory_plan import Memory, plan_memory
+from rllib_llm.algorithms.driver.prepared_models import with_models
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig

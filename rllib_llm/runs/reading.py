@@ -22,7 +22,7 @@ _STATE_FILES = "experiment_state-*.json"
 _ERROR_FILE = "error.txt"
 _CONFIG = "config/"
 # Keys that differ between trials without being searched.
-_PER_TRIAL = ("resolved_model",)
+_PER_TRIAL = ("resolved_model", "resolved_ref_model")
 _ADDRESS = " object at 0x"
 
 Row = dict[str, Any]

@@ -28,6 +28,7 @@ from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.monitoring.alarms.alarm_actions import Guard
+from rllib_llm.offline.prepare_ref_model import prepare_ref_model
 
 ALGOS = {
     "PPO": LLMPPOConfig,
@@ -120,6 +121,8 @@ def updated(algo: str, env: Any = None, **sections: Any) -> tuple[Any, Any]:
     """Return the Learner after an update, and what it reported."""
     training = {**MANY_STEPS, **sections.pop("training", {})}
     config = config_of(algo, env, training=training, **sections)
+    # As an Algorithm prepares it before there are Learners.
+    config.resolved_ref_model = prepare_ref_model(config, config.lm_model)
     learner = learner_of(config)
     episodes = episodes_of(algo, env)
     if algo == "GRPO":

@@ -224,6 +224,7 @@ TRAINING = {
     "ref_kl_estimator": needing(of(one_pass, "GRPO", "k2"), own=REF),
     "ref_kl_clip": needing(of(one_pass, "GRPO", 1e-4), own=REF),
     "ref_kl_in": needing(of(one_pass, "PPO", "reward"), own=REF),
+    "ref_model": needing(of(one_pass, "GRPO", tiny_model(7)), own=REF),
     "ref_kl_target": needing(
         of(learner_after(lambda x: dict(x._ref_kl_coeffs)), "GRPO", 1e-9), own=REF
     ),

@@ -84,6 +84,29 @@ def test_the_horizon_grows_by_phases_and_the_last_one_stays():
     assert bounds == [2, 2, 2, 5, 5, 5, 9, 9, 9, 9, 9, 9]
 
 
+# Rising ------------------------------------------------------------------------------
+
+
+def test_the_option_rises_slowly_at_first_and_then_stays():
+    of = curriculum("rising", option="noise", start=0.1, end=0.5, iterations=8)
+    task = Task(0, 0, 0, options={"split": "train"})
+    values = [of.assign(task, i).options["noise"] for i in range(11)]
+    # ZeroSearch's schedule: p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s), b = 4
+    expected = [0.1 + (4 ** (i / 8) - 1) / 3 * 0.4 for i in range(9)]
+    assert values == pytest.approx([*expected, 0.5, 0.5])
+    assert values[4] < 0.3 and of.assign(task, 0).options["split"] == "train"
+    assert of.all_options() == [{"noise": 0.1}, {"noise": 0.5}]
+
+
+@pytest.mark.parametrize(
+    "given", [{"option": ""}, {"iterations": 0}, {"base": 1.0}, {"base": float("nan")}]
+)
+def test_impossible_schedules_are_refused(given):
+    settings = {"option": "noise", "start": 0.0, "end": 0.5, "iterations": 8, **given}
+    with pytest.raises((ConfigError, ValueError), match=next(iter(given))):
+        curriculum("rising", **settings)
+
+
 # Bandit ------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import pytest
 from runner_helpers import TINY, make_runner
 
 from rllib_llm import LLMPPOConfig
-from rllib_llm.algorithms.algorithm import with_models
+from rllib_llm.algorithms.driver.prepared_models import with_models
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.types import StopReason, Task, TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner

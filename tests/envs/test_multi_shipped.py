@@ -29,11 +29,14 @@ GAMES = [
     "scout_porter-v0",
     "second_try-v0",
     "secret_sum-v0",
+    "simulated_search-v0",
     "team-v0",
 ]
 # Total return of experts: 1 each, unless only one agent is rewarded for success.
-EXPERTS_EARN = {"scout_porter-v0": 1.0}
-HELD_OUT = ["negotiation-v0", "path_checker-v0", "referential-v0"]
+EXPERTS_EARN = {"scout_porter-v0": 1.0, "simulated_search-v0": 1.0}
+HELD_OUT = [
+    *("negotiation-v0", "path_checker-v0", "referential-v0", "simulated_search-v0"),
+]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -104,6 +107,8 @@ def test_splits_are_disjoint_and_both_varied(name):
                 seen.add(str(env.pool))
             elif name == "path_checker-v0":
                 seen.add(str(sorted(env.walls)))
+            elif name == "simulated_search-v0":
+                seen.add(env.fact.entity)
             else:
                 seen.add(str((env.target, sorted(env.objects))))
         instances[split] = seen
@@ -178,6 +183,8 @@ def test_class_and_instance_pickle(name):
         ("scout_porter-v0", {"doors": 7}),
         ("scout_porter-v0", {"tip": -0.1}),
         ("scout_porter-v0", {"tip": 1.0}),
+        ("simulated_search-v0", {"noise": 1.5}),
+        ("simulated_search-v0", {"engine": "web"}),
         ("second_try-v0", {"bonus": -0.5}),
         ("second_try-v0", {"task": "team-v0"}),
         ("dilemma-v0", {"min_rounds": 0}),

@@ -11,7 +11,7 @@ import torch
 from gguf_writer import write_gguf
 
 from rllib_llm import GRPOConfig
-from rllib_llm.algorithms.algorithm import with_models
+from rllib_llm.algorithms.driver.prepared_models import with_models
 from rllib_llm.cli.main import main
 from rllib_llm.errors import MissingExtraError, ModelError, TemplateError
 from rllib_llm.modules import gguf_models

@@ -22,6 +22,7 @@ SMALL = (
 GROUPS = ("training.drop_zero_variance_groups=false",)
 LAKE = ("sft={demonstrations: 100, lr: 1e-2}", "env_config.size=3")
 SEARCH = ("sft={demonstrations: 200, lr: 3e-3, mistake_rate: 0.3}",)
+TEACHER = "training.ref_model={tiny: {hidden_size: 64}, sft: {demonstrations: 8}}"
 # Whose scorer learns in the first iteration, before the policy does.
 SCORED = {
     "archer": (*GROUPS, "env_config={}"),
@@ -48,7 +49,8 @@ CASES = {
     "deepretrieval": SEARCH,
     "glam": LAKE,
     "twosome": LAKE,
-    "llm4teach": LAKE,
+    "llm4teach": (*LAKE, TEACHER),
+    "on_policy_distillation": (*LAKE, *GROUPS, TEACHER),
     "judged": (*GROUPS, "sft={demonstrations: 200, lr: 1e-2}"),
     "swirl": SEARCH,
     "judged_pairs": ("env_config={}", "sft={demonstrations: 200, lr: 1e-2}"),
@@ -81,6 +83,8 @@ def test_two_iterations_learn_something(ray_session, name):
         assert result["env_runners"]["num_episodes"] >= 16
     if name == "llm4teach":
         assert learned["loss_term_distill"] > 0
+    if name == "on_policy_distillation":
+        assert learned["ref_kl"] > 0.1  # of a teacher of other weights
     if name == "deepretrieval":
         # One turn each, a document found or not.
         mean_return = result["env_runners"]["episode_return_mean"]

@@ -80,6 +80,7 @@ class LLMConfigMixin(
     # State --------------------------------------------------------------------------
 
     resolved_model: str | None = state(None)  # written when the algorithm is built
+    resolved_ref_model: str | None = state(None)  # likewise
     # Checkpoint from which a later stage initialises its policies.
     initial_checkpoint: str | None = state(None)
     # Folders of the episodes that earlier stages save, by the stage's name; None: the
@@ -263,6 +264,7 @@ class LLMConfigMixin(
             "value_head": self.value_head_settings() if has_head else None,
             "value_model": self.lm_value_model,
             "reference": self.uses_reference,
+            "ref_model": self.resolved_ref_model,
             "temperature": self.temperature,
             "vocabulary": self._vocabulary(),
             # Equal in all processes: new heads and adapters must start with the same

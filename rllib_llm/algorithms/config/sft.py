@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from rllib_llm.algorithms.config.declarations import (
     DeclaredSettings,
     fluent_method,
     setting,
 )
 from rllib_llm.schema import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class SFTGiven(TypedDict, total=False):
+    """Settings of ``sft`` of a model that is built beside the policy."""
+
+    demonstrations: NonNegativeInt
+    mistake_rate: Fraction
+    epochs: PositiveInt
+    lr: PositiveFloat
+    minibatch_size: PositiveInt
+    observation_weight: Fraction
 
 
 class SFTSettings(DeclaredSettings):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from annotated_types import Gt, Interval
 
@@ -11,10 +11,12 @@ from rllib_llm.algorithms.config.declarations import (
     fluent_method,
     setting,
 )
+from rllib_llm.algorithms.config.sft import SFTGiven
 from rllib_llm.components.registry import Spec, Specs
 from rllib_llm.losses.aggregation import LOSS_AGGREGATIONS
 from rllib_llm.losses.importance_correction import TIS_LEVELS
 from rllib_llm.losses.kl import KL_ESTIMATORS
+from rllib_llm.modules.tiny import TinySizes
 from rllib_llm.schema import (
     Fraction,
     Hint,
@@ -24,6 +26,15 @@ from rllib_llm.schema import (
     PositiveFloat,
     PositiveInt,
 )
+
+
+class RefModelGiven(TypedDict, total=False):
+    """A reference model that is built: its name or folder, sizes and fine-tuning."""
+
+    model: str
+    tiny: TinySizes
+    sft: SFTGiven
+
 
 _BAND = Hint(
     "The band of kept ratios must include 1, e.g. 0.5 and 5.0; None leaves an end open."
@@ -129,6 +140,13 @@ class TrainingSettings(DeclaredSettings):
     )
     ref_kl_in: Literal["loss", "reward"] = setting(
         "loss", 'Whether it is part of the "loss" or of the "reward".'
+    )
+    ref_model: str | dict[str, Any] | None = setting(
+        None,
+        """Reference model in place of the initial policy, e.g. a teacher: a folder, hub
+        id or GGUF file, or a dict of ``model``, ``tiny`` (sizes) and ``sft``
+        (settings), which is built once. It needs the policy's tokenizer.""",
+        kind=str | RefModelGiven | None,
     )
     ref_kl_target: PositiveFloat | None = setting(
         None, "KL to which ``ref_kl_coeff`` is adapted; None: fixed."

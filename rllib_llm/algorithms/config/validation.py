@@ -15,6 +15,7 @@ from rllib_llm.algorithms.config.check_forks import validate_forks
 from rllib_llm.algorithms.config.check_loss_mask import validate_loss_mask
 from rllib_llm.algorithms.config.check_non_llm import validate_non_llm
 from rllib_llm.algorithms.config.check_policies import validate_policies
+from rllib_llm.algorithms.config.check_reference import check_reference
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.driver.build_vllm_engines import validate_engine
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
@@ -80,7 +81,7 @@ def validate(config: LLMConfig) -> None:
         check_attributes(module_config)
         validate_loss_mask(module_config)
         _validate_sampling(module_config)
-        _validate_kl(module_config)
+        check_reference(module_config)
         _validate_components(module_config)
         validate_model(module_config)
 
@@ -273,28 +274,6 @@ def _validate_groups(config: LLMConfig) -> None:
         raise ConfigError(
             "loss_agg_mode='seq-mean-token-sum-norm' needs loss_agg_constant, a fixed "
             "length in tokens, e.g. the most an episode may sample."
-        )
-
-
-def _validate_kl(config: LLMConfig) -> None:
-    if config.ref_kl_in == "reward" and config.ref_kl_coeff and not config.use_critic:
-        raise ConfigError(
-            "ref_kl_in='reward' subtracts the penalty from every token's reward, which "
-            "only token-level advantages (LLMPPO) use. Use ref_kl_in='loss'."
-        )
-    in_loss = config.ref_kl_in == "loss" and config.ref_kl_coeff
-    if in_loss and config.ref_kl_estimator == "k1":
-        raise ConfigError(
-            "ref_kl_estimator='k1' in the loss has an expected gradient of zero, so it "
-            "would do nothing. Use 'k2' or 'k3', or ref_kl_in='reward'."
-        )
-    if config.ref_kl_estimator != "k3":
-        why = "it bounds 'k3', which grows exponentially. Leave it out."
-        refuse_without_effect(config, ("ref_kl_clip",), why)
-    if config.ref_kl_target is not None and config.ref_kl_coeff == 0:
-        raise ConfigError(
-            "ref_kl_target adapts ref_kl_coeff by factors, so ref_kl_coeff must start "
-            "above 0, e.g. 0.01."
         )
 
 

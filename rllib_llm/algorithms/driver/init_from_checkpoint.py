@@ -119,7 +119,7 @@ def _check_policy(before: LLMConfig, after: LLMConfig) -> None:
                 f"language_model.{name}={value!r}, but the model of the stage before "
                 f"has {old[name]!r}. Set it once, outside of the stages."
             )
-    if after.lm_lora and after.uses_reference:
+    if after.lm_lora and after.uses_reference and after.ref_model is None:
         raise ConfigError(
             "it needs a reference policy (ref_kl_coeff, or a component), which under "
             "LoRA is the base model, not the stage before. Set ref_kl_coeff to 0, or "

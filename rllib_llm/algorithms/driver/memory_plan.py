@@ -86,8 +86,8 @@ def plan_memory(config: LLMConfig) -> tuple[int, int, Memory]:
             weights = [p for p in weights if p.requires_grad]
         elif settings["lora"]:
             bases.add(base)
-        elif settings["reference"]:
-            references += _bytes(lm.parameters())
+        if settings["reference"] and (settings["ref_model"] or not settings["lora"]):
+            references += _bytes(_reference(settings, lm).parameters())
         held += weights
         whole |= _whole(lm, head)
         if policy.action_head == "generate":
@@ -124,6 +124,15 @@ def plan_memory(config: LLMConfig) -> tuple[int, int, Memory]:
         optimizer_host=optimizer if offload else 0,
     )
     return sum(p.numel() for p in held), sum(p.numel() for p in trained), memory
+
+
+def _reference(settings: dict[str, Any], lm: nn.Module) -> nn.Module:
+    """Return a policy's frozen reference on the meta device."""
+    if settings["ref_model"] is None:
+        return lm
+    return _skeleton(
+        {**settings, "model": settings["ref_model"], "lora": None, "value_head": None}
+    )[0]
 
 
 def _skeleton(settings: dict[str, Any]) -> tuple[Any, Any]:

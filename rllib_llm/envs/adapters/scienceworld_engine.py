@@ -14,7 +14,7 @@ from rllib_llm.errors import ConfigError, MissingExtraError
 # random: the order of things in lists, and so the meaning of ambiguous names, would
 # differ from run to run. With constant hashes it is the order of insertion.
 _JAVA_OPTIONS = (
-    *("-Xmx400m", "-XX:+UseSerialGC"),
+    *("-Xmx2g", "-XX:+UseSerialGC"),
     *("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2"),
 )
 _PATIENCE_S = 10.0

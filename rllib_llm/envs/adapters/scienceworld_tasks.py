@@ -178,6 +178,7 @@ class ScienceWorld(TextEnv):
             for entry in listed
             if near.issuperset(entry["obj_ids"])
             or entry["action"].startswith("teleport ")
+            or entry["action"].isdecimal()  # answers an ambiguous request
         )
 
     def _load(self, *, gold: bool = False) -> str:

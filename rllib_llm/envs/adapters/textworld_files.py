@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ CHALLENGES: dict[str, dict[str, Any]] = {
     "simple": {"rewards": "sparse", "goal": "brief"},
 }
 _MOST_DRAWS = 200
+# TextWorld parses with one parser per process, which two threads must not use at once.
+# Held by one thread more than once: starting a game may generate it.
+PARSER = threading.RLock()
 
 
 def settings_of(
@@ -73,7 +77,7 @@ def game_file(challenge: str, settings: dict[str, Any], split: str, index: int) 
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
+    with FileLock(path.with_suffix(".lock")), PARSER:
         if not path.exists():
             _write(challenge, settings, split, index, path)
     return path

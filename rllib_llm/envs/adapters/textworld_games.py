@@ -9,6 +9,7 @@ import numpy as np
 
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.adapters.textworld_files import (
+    PARSER,
     game_file,
     import_textworld,
     settings_of,
@@ -139,16 +140,19 @@ class TextWorld(TextEnv):
         wanted = dict.fromkeys((*fields, "won", "lost"), True)
         infos = textworld.EnvInfos(**wanted, policy_commands=plans)
         self.close()
-        self._engine = textworld.start(str(game_file(*self._game)), infos)
+        file = str(game_file(*self._game))
+        with PARSER:
+            self._engine = textworld.start(file, infos)
+            self._now = self._engine.reset()
         self._plans = plans
-        self._now = self._engine.reset()
         played, self.commands = self.commands, []
         for command in played:
             self._play(command)
 
     def _play(self, command: str) -> None:
         self.commands.append(command)
-        self._now = self._engine.step(command)[0]
+        with PARSER:
+            self._now = self._engine.step(command)[0]
 
 
 def clean_feedback(feedback: str) -> str:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("scienceworld")
@@ -92,6 +93,20 @@ def test_random_play_omits_contents_of_closed_things(env):
     env.step("open cupboard")
     assert hidden in env._possible_commands()
     assert not env.step(hidden)[4]["invalid_action"]
+
+
+def test_random_play_answers_ambiguous_requests(env):
+    # In this game random play meets one.
+    rng = np.random.default_rng(12351)
+    observation, _ = env.reset(seed=12351)
+    for _ in range(20):
+        action = env.random_action(rng)
+        if observation.startswith("Ambiguous request"):
+            assert action.isdecimal()
+            assert "Ambiguous" not in env.step(action)[0]
+            return
+        observation, *_ = env.step(action)
+    pytest.fail("No request was ambiguous; take another seed.")
 
 
 def test_wrong_focus_fails(env):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ pytest.importorskip("textworld")
 
 from rllib_llm.envs import make_env
 from rllib_llm.envs.adapters.textworld_files import CHALLENGES, game_file
-from rllib_llm.envs.adapters.textworld_games import tell
+from rllib_llm.envs.adapters.textworld_games import clean_feedback
 from rllib_llm.envs.transcript import expert_policy, play
 from rllib_llm.errors import ConfigError
 
@@ -21,9 +23,9 @@ def test_banner_prompt_and_status_line_are_left_out():
     feedback = (
         "\n | $$\\$$ |\n\nHey!\n\n\n\n-= Studio =-\nAn exit.\n\n>      -= Studio =-0/1"
     )
-    assert tell(feedback) == "Hey!\n\n-= Studio =-\nAn exit."
+    assert clean_feedback(feedback) == "Hey!\n\n-= Studio =-\nAn exit."
     end = "You eat.\n\n\n     *** The End ***\n\nYou scored 1.\n>   -= Studio =-0/5"
-    assert tell(end) == "You eat.\n*** The End ***"
+    assert clean_feedback(end) == "You eat.\n*** The End ***"
 
 
 @pytest.mark.parametrize("challenge", CHALLENGES)
@@ -88,7 +90,7 @@ def test_games_are_made_once_and_are_the_same_elsewhere(tmp_path, monkeypatch):
     [
         ({"challenge": "coin_colector"}, "coin_collector"),
         ({"level": 200}, "more than 100 rooms"),
-        ({"challenge": "cooking", "level": 3}, "has no 'level'"),
+        ({"challenge": "cooking", "level": 3}, "has no option 'level'"),
         ({"challenge_options": {"levle": 3}}, "Did you mean 'level'"),
         ({"games": 0}, "games=0"),
         ({"reward": "dense"}, "reward='dense'"),
@@ -97,3 +99,16 @@ def test_games_are_made_once_and_are_the_same_elsewhere(tmp_path, monkeypatch):
 def test_impossible_options_are_refused(config, words):
     with pytest.raises(ConfigError, match=words):
         make_env("textworld-v0", config).reset(seed=0)
+
+
+def test_threads_may_generate_and_play_games_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLLIB_LLM_CACHE", str(tmp_path))  # so that games are generated
+
+    def win(seed):
+        env = make_env("textworld-v0", {**SMALL, "games": 8})
+        transcript = play(env, seed, expert_policy)
+        env.close()
+        return transcript.success
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(win, range(16)))
