@@ -16,9 +16,14 @@ from rllib_llm.connectors.control_tokens import ControlTokens
 from rllib_llm.connectors.tool_prompts import template_tool_format
 from rllib_llm.data.types import Message, Prompt
 from rllib_llm.errors import TemplateError
+from rllib_llm.pictures.contract import IMAGES, PLACEHOLDER
+from rllib_llm.pictures.placement import located
+from rllib_llm.pictures.templates import as_parts, writes_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from rllib_llm.pictures.spec import ImageSpec
 
 # Texts that no template contains, to locate the parts of what it renders.
 _USER = "Observation-7f3a"
@@ -46,6 +51,7 @@ class ChatRenderer:
             the engine prefills again) or ``"latest"`` (each turn shows the system
             message and the newest observation only, in a row of its own).
         template_kwargs: Passed to the template, e.g. ``{"enable_thinking": False}``.
+        pictures: Picture inputs of the model; None: it reads text alone.
 
     Attributes:
         end_of_turn_id: The special token that the template writes after a reply.
@@ -63,9 +69,11 @@ class ChatRenderer:
         tokenizer: PreTrainedTokenizerBase,
         history: str = "append",
         template_kwargs: dict[str, Any] | None = None,
+        pictures: ImageSpec | None = None,
     ):
         self.tokenizer = tokenizer
-        self.history = history
+        self.history, self.pictures = history, pictures
+        self._writes_parts = writes_parts(tokenizer)
         self.template_kwargs = dict(template_kwargs or {})
         self._gap = ""
         self._controls = ControlTokens(tokenizer)
@@ -82,7 +90,11 @@ class ChatRenderer:
                 "starts a new row where it rewrites.",
                 stacklevel=2,
             )
-        self._controls = ControlTokens(tokenizer, self._control_names())
+        self._controls = ControlTokens(
+            tokenizer,
+            self._control_names(),
+            None if pictures is None else pictures.expand(),
+        )
         self._add_caches()
 
     def _add_caches(self) -> None:
@@ -170,11 +182,13 @@ class ChatRenderer:
             tools: As in the first prompt.
         """
         if self.history == "append":
-            ids = self.delta(_newest(messages), last_sampled_id=last_sampled_id)
-            return Prompt(ids, extends=True)
+            news = _newest(messages)
+            ids = self.delta(news, last_sampled_id=last_sampled_id)
+            return self._placed(ids, news, extends=True)
         if self.history == "latest":
             system = [m for m in messages[:1] if m["role"] == "system"]
-            return Prompt(self.first([*system, *_newest(messages)], tools), False)
+            shown = [*system, *_newest(messages)]
+            return self._placed(self.first(shown, tools), shown, extends=False)
         text = self._render(self._fold_system(messages), tools=tools)
         ids = self._encode(text)
         if ids[: len(ids_so_far)] == ids_so_far:
@@ -186,6 +200,20 @@ class ChatRenderer:
             added = self._encode_after(last_sampled_id, rest)
             return Prompt(added, extends=True)
         return Prompt(ids, extends=False)
+
+    def opened(
+        self, messages: list[Message], tools: Sequence[dict[str, Any]] | None = None
+    ) -> Prompt:
+        """Return the prompt of the first turn; see :meth:`first`."""
+        return self._placed(self.first(messages, tools), messages, extends=True)
+
+    def _placed(
+        self, ids: list[int], messages: list[Message], *, extends: bool
+    ) -> Prompt:
+        """Return a prompt with the places of its messages' pictures."""
+        spec = self.pictures
+        token, count = (None, 0) if spec is None else (spec.token_id, spec.count)
+        return Prompt(ids, extends, located(ids, messages, token, count))
 
     def conversation(
         self, messages: list[Message], tools: Sequence[dict[str, Any]] | None = None
@@ -258,9 +286,10 @@ class ChatRenderer:
         extra = dict(self.template_kwargs)
         if tools:
             extra["tools"] = self._mark_tools(tools)
+        marked = [self._mark(m, plain) for m in messages]
         try:
             return self.tokenizer.apply_chat_template(
-                [self._mark(m, plain) for m in messages],
+                [as_parts(m, self._writes_parts) for m in marked],
                 tokenize=False,
                 add_generation_prompt=prompt,
                 **extra,
@@ -292,9 +321,11 @@ class ChatRenderer:
     def _mark(self, message: Message, plain: Sequence[str]) -> Message:
         """Return the message with marks for control tokens that it contains."""
         content = self._controls.clean(message["content"])
+        # Each placeholder is a picture's: the number of both was checked.
+        parts = content.split(PLACEHOLDER) if message.get(IMAGES) else [content]
         if message["role"] in plain:
-            content = self._controls.mark(content)
-        return {**message, "content": content}
+            parts = [self._controls.mark(part) for part in parts]
+        return {**message, "content": self._controls.picture_mark.join(parts)}
 
     def _mark_tools(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the tools marked likewise: their descriptions may be untrusted."""
@@ -305,7 +336,8 @@ class ChatRenderer:
         added = self.tokenizer.added_tokens_decoder.values()
         dialogue = self._dialogue(_ASSISTANT)
         names = {t.content for t in added if t.special and t.content in dialogue}
-        return names | set(self.tokenizer.all_special_tokens)
+        names |= set(self.tokenizer.all_special_tokens)
+        return names if self.pictures is None else names | self.pictures.tokens
 
     # Probes of the template ----------------------------------------------------------
 

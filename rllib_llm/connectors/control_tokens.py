@@ -25,13 +25,21 @@ class ControlTokens:
     Args:
         tokenizer: A transformers tokenizer.
         names: The control tokens' names.
+        picture: Text in the model's control tokens that stands for a picture; None: a
+            model of text.
+
+    Attributes:
+        picture_mark: Mark of a picture's place in a text; "" for a model of text.
 
     Raises:
         TemplateError: If the tokenizer cannot encode one of the names as plain text.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, names: Iterable[str] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        names: Iterable[str] = (),
+        picture: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._names = sorted(names)
@@ -39,6 +47,11 @@ class ControlTokens:
         longest_first = sorted(self._names, key=len, reverse=True)
         pattern = "|".join(map(re.escape, longest_first)) or r"(?!)"
         self._pattern = re.compile(pattern)
+        self.picture_mark = ""
+        if picture is not None:
+            self.picture_mark = f"\ufdd0{len(self._names)}\ufdd1"
+            self._names.append(picture)
+            self._ids.append(tokenizer.encode(picture, add_special_tokens=False))
 
     def clean(self, text: str) -> str:
         """Return ``text`` without forged marks and lone surrogates.

@@ -16,6 +16,7 @@ from rllib_llm.connectors.tool_prompts import later, opening
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.data.model_calls import MODEL_REQUEST
 from rllib_llm.data.types import Prompt
+from rllib_llm.pictures.contract import stored
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
@@ -133,6 +134,9 @@ class RenderChat(ConnectorV2):
         module_id = episode.module_id or DEFAULT_MODULE_ID
         renderer = self.renderers.get(module_id)
         text, info = str(episode.get_observations(-1)), episode.get_infos(-1) or {}
+        info = stored(
+            data.pictures, info
+        )  # of RLlib's own runners, whose infos keep it
         # The environment's prompt for this agent, then the policy's, then the role's.
         system = data.system or self.system_prompts.get(module_id)
         if MODEL_REQUEST in info:
@@ -157,7 +161,7 @@ class RenderChat(ConnectorV2):
         # A scripted policy reads messages; it has no tokens.
         if renderer is None:
             return None
-        return Prompt(renderer.first(data.messages, data.tools), extends=True)
+        return renderer.opened(data.messages, data.tools)
 
     def _cut_results(self, info: dict[str, Any], module_id: str) -> dict[str, Any]:
         results = info.get("tool_results")

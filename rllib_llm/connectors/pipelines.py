@@ -125,6 +125,7 @@ def row_settings(config: LLMConfig) -> RowSettings:
         has_critic=config.use_critic,
         observation_weight=config.observation_weight,
         pattern_mask=None if pattern is None else PatternMask(pattern, tokenizer),
+        pictures=config.chat_renderer().pictures,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.types import Message
 from rllib_llm.errors import TemplateError
+from rllib_llm.pictures.contract import with_pictures
 from rllib_llm.tools.formats import check_format, text_format
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def opening(
     if before and before[0]["role"] == "system":
         system = None
     messages = [{"role": "system", "content": system}] if system else []
-    return [*messages, *before, {"role": "user", "content": observation}], tools
+    shown = [*messages, *before, {"role": "user", "content": observation}]
+    return with_pictures(shown, observation, info), tools
 
 
 def later(
@@ -91,9 +93,10 @@ def later(
         tools: The tools that the template presents; if None, results are text.
     """
     results = info.get("tool_results")
-    if not tools or not results:
-        return [{"role": "user", "content": observation}]
-    return [{"role": "tool", **result} for result in results]
+    shown = [{"role": "user", "content": observation}]
+    if tools and results:
+        shown = [{"role": "tool", **result} for result in results]
+    return with_pictures(shown, observation, info)
 
 
 def template_tool_format(render: Callable[..., str]) -> str | None:

@@ -34,6 +34,9 @@ CANDIDATES = "candidates"  # number of the token's action; 0: taken, -1: none [B
 SCORE_WEIGHTS = "score_weights"  # of its log-probability in that action's score [B, T]
 SUCCESS = "success"  # 1 if the episode solved its task, 0 if not, else NaN [B]
 SOURCE = "source"  # place of the row's SOURCES; absent: all are sampled [B]
+PICTURE_STARTS = "picture_starts"  # column of its first placeholder, or -1 [B, M]
+PICTURE_INDEX = "picture_index"  # its index in the batch's pictures, or -1 [B, M]
+PICTURES = "pictures"  # of the batch: a BatchPictures; absent without pictures
 SUCCESS_SHARE = "success_share"  # solved episodes' share of trained tokens [B], equal
 
 SCORES = "scores"  # of a reward model, at the ends of turns [M]

@@ -20,6 +20,8 @@ from rllib_llm.data.types import (
     Task,
     Turn,
 )
+from rllib_llm.pictures.contract import Pictures
+from rllib_llm.pictures.placement import PictureRef
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,11 +43,13 @@ class Conversation:
         messages: The conversation as text.
         tools: JSON schemas of the tools that the chat template presents.
         ids: The conversation as tokens.
+        images: Its pictures, with places in ``ids``.
     """
 
     messages: list[Message] = dataclasses.field(default_factory=list)
     tools: Sequence[dict[str, Any]] | None = None
     ids: list[int] = dataclasses.field(default_factory=list)
+    images: list[PictureRef] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,6 +67,8 @@ class EpisodeData:
         messages: The conversation as text, for people and environments.
         tools: JSON schemas of the tools that the chat template presents.
         ids: The conversation as tokens, as the engine saw and sampled them.
+        images: Its pictures, with places in ``ids``.
+        pictures: Pixels of all pictures of the episode by digest, each once. uint8
         conversation: Number of this conversation; an agent has several if a program
             starts them (docs/agent_programs.md).
         other_conversations: The agent's other conversations, by number.
@@ -99,6 +105,8 @@ class EpisodeData:
     messages: list[Message] = dataclasses.field(default_factory=list)
     tools: Sequence[dict[str, Any]] | None = None
     ids: list[int] = dataclasses.field(default_factory=list)
+    images: list[PictureRef] = dataclasses.field(default_factory=list)
+    pictures: Pictures = dataclasses.field(default_factory=dict)
     conversation: int = 0
     other_conversations: dict[int, Conversation] = dataclasses.field(
         default_factory=dict
@@ -154,10 +162,11 @@ class EpisodeData:
         if number == self.conversation:
             return
         self.other_conversations[self.conversation] = Conversation(
-            self.messages, self.tools, self.ids
+            self.messages, self.tools, self.ids, self.images
         )
         other = self.other_conversations.pop(number, None) or Conversation()
         self.messages, self.tools, self.ids = other.messages, other.tools, other.ids
+        self.images = other.images
         self.conversation = number
 
     def record(self, turn: Turn) -> None:
@@ -165,7 +174,8 @@ class EpisodeData:
         sampled = turn.action_ids.tolist()
         # The prompt replaced the conversation so far instead of continuing it.
         if not turn.extends:
-            self.ids = []
+            self.ids, self.images = [], []
+        self.images += [ref.moved(len(self.ids)) for ref in turn.images]
         self.ids += turn.prompt_ids.tolist()
         self.ids += sampled
         self.sampled, self.last_finish = sampled, turn.finish

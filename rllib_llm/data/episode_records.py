@@ -153,6 +153,8 @@ def _part_record(part: Any) -> dict[str, Any]:
 def _turn_record(turn: Turn) -> dict[str, Any]:
     fields = {f.name: getattr(turn, f.name) for f in dataclasses.fields(Turn)}
     del fields["seconds"]
+    if not turn.images:  # as records of text were before there were pictures
+        del fields["images"]
     fields["finish"] = str(turn.finish)
     if turn.choice is not None:
         fields["choice"] = [turn.choice.others, turn.choice.weights]

@@ -34,6 +34,8 @@ NAMES = (
     columns.CANDIDATES,
     columns.SUCCESS,
     columns.SOURCE,
+    columns.PICTURE_STARTS,
+    columns.PICTURE_INDEX,
 )
 # Fixed cost of a forward and backward pass, in tokens. Measured on a CPU with models
 # of one million parameters; it is lower for larger models.
@@ -142,18 +144,23 @@ def micro_batches(
     num_tokens = length = attention.sum(axis=1)
     if columns.BOOTSTRAP_COLUMN in batch:  # its column lies one past the last token
         length = np.maximum(length, read(batch, columns.BOOTSTRAP_COLUMN) + 1)
+    cost = length
+    if columns.PICTURES in batch:
+        # Patches are positions of the vision tower.
+        seen = (read(batch, columns.PICTURE_STARTS) >= 0).sum(axis=1)
+        cost = length + batch[columns.PICTURES].patches * seen
     unit = None
     if together is not None:
         _, which = np.unique(together, return_inverse=True)
-        longest_of = np.zeros_like(length)
-        np.maximum.at(longest_of, which, length)
-        length = longest_of[which]
+        longest_of = np.zeros_like(cost)
+        np.maximum.at(longest_of, which, cost)
+        cost = longest_of[which]
         # Sorted by length, then by unit: the stable sort keeps a unit's rows adjacent.
         order = np.argsort(which, kind="stable")
-        order = order[np.argsort(length[order], kind="stable")]
+        order = order[np.argsort(cost[order], kind="stable")]
         unit = which[order]
     else:
-        order = np.argsort(length, kind="stable")
+        order = np.argsort(cost, kind="stable")
     lengths = length[order]
     width = attention.shape[1]
     device = batch[columns.ATTENTION_MASK].device
@@ -161,9 +168,9 @@ def micro_batches(
     if packing:
         ends = packed_cuts(num_tokens[order], max_tokens, unit)
     else:
-        ends = cuts(lengths, max_tokens, unit)
+        ends = cuts(cost[order], max_tokens, unit)
     for end in ends:
-        index, longest = on_device[start:end], int(lengths[end - 1])
+        index, longest = on_device[start:end], int(lengths[start:end].max())
         part = {k: _cut(v, index, width, longest) for k, v in batch.items()}
         if host is not None:
             part[columns.HOST] = host.select(order[start:end], longest)

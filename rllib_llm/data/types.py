@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from rllib_llm.data.places import Place
+    from rllib_llm.pictures.placement import PictureRef
 
 Message = dict[str, str]
 """A chat message: ``{"role": "system"|"user"|"assistant"|"tool", "content": text}``."""
@@ -131,6 +133,7 @@ class Turn:
             first token that the new weights sampled, and their version.
         conversation: Number of the conversation among the agent's. ``extends`` refers
             to the ids of this conversation.
+        images: The prompt's pictures: digests, and places in ``prompt_ids``.
     """
 
     prompt_ids: np.ndarray
@@ -146,6 +149,7 @@ class Turn:
     choice: Choice | None = None
     version_changes: VersionChanges = ()
     conversation: int = 0
+    images: tuple[PictureRef, ...] = ()
 
     @property
     def token_versions(self) -> np.ndarray:
@@ -197,6 +201,8 @@ class TurnResult:
         truncated: The environment cuts the episode short for another reason.
         success: Whether the task was solved, where that is defined.
         metrics: Numbers to average over episodes, e.g. ``{"boxes_placed": 1.0}``.
+        images: Pictures of the observation, uint8 [height, width, 3]: one for each
+            ``<image>`` in its text, in order (docs/pictures.md).
     """
 
     observation: str
@@ -205,6 +211,7 @@ class TurnResult:
     truncated: bool = False
     success: bool | None = None
     metrics: dict[str, float] | None = None
+    images: Sequence[np.ndarray] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -214,7 +221,9 @@ class Prompt:
     Attributes:
         ids: The new tokens if ``extends``, else the whole prompt.
         extends: Whether the conversation's ids so far are kept.
+        images: Pictures: digests, and places in ``ids``.
     """
 
     ids: list[int]
     extends: bool
+    images: tuple[PictureRef, ...] = ()

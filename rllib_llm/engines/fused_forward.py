@@ -140,6 +140,7 @@ class FusedForward:
         masks: Masks,
         last_masks: Masks,
         adapters: Tensor | None = None,
+        embeddings: Tensor | None = None,
     ) -> Tensor:
         """Compute the logits after new tokens and extend the cache.
 
@@ -152,6 +153,8 @@ class FusedForward:
                 suits rows without cached tokens. [B, 1, T, K]
             last_masks: The same for the last tokens alone. [B, 1, 1, K]
             adapters: Index of the model whose adapters each row uses. [B]
+            embeddings: Embeddings of tokens with pictures; None: those of the ids.
+                [B, T, hidden]
 
         Returns:
             Logits that follow each row's last real token. [B, V]
@@ -159,7 +162,9 @@ class FusedForward:
         if not self._is_prepared:
             self._prepare()
         batch, width = token_ids.shape
-        x = self._trunk.embed_tokens(token_ids.view(-1))  # [N, hidden], N = B * T
+        if embeddings is None:
+            embeddings = self._trunk.embed_tokens(token_ids)
+        x = embeddings.view(batch * width, -1)  # [N, hidden]
         cos, sin = self._rotary(positions.view(-1), cache.visible)
         if last is not None:
             last = torch.arange(batch, device=last.device) * width + last

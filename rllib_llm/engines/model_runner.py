@@ -22,6 +22,7 @@ from rllib_llm.engines.served_models import ADVICE, check_model
 from rllib_llm.engines.slot_cache import SlotCache
 from rllib_llm.errors import ConfigError, ModelError, did_you_mean
 from rllib_llm.modules.max_positions import context_length, why_shorter
+from rllib_llm.pictures.features import merged
 from rllib_llm.upload import upload
 
 _PROBE_TOKENS = 6
@@ -114,19 +115,25 @@ class ModelRunner:
         if self._fused is None and max_context_tokens > _PROBE_TOKENS:
             self._probe_far(max_context_tokens)
 
-    def copy_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def copy_weights(
+        self,
+        named_tensors: Iterable[tuple[str, Tensor]],
+        model: nn.Module | None = None,
+    ) -> None:
         """Copy values into the model's parameters and buffers.
 
         Args:
             named_tensors: Pairs of name and value.
+            model: A model with this one as a part, whose names these are.
 
         Raises:
             ModelError: If a name or a shape does not fit the model. Tensors before it
                 have been copied.
         """
         # With duplicates: tied weights may arrive under any of their names.
-        targets = dict(self._model.named_parameters(remove_duplicate=False))
-        targets.update(self._model.named_buffers(remove_duplicate=False))
+        model = model or self._model
+        targets = dict(model.named_parameters(remove_duplicate=False))
+        targets.update(model.named_buffers(remove_duplicate=False))
         with torch.no_grad():
             for name, tensor in named_tensors:
                 if name not in targets:
@@ -189,6 +196,7 @@ class ModelRunner:
         starts: np.ndarray,
         counts: np.ndarray,
         adapters: np.ndarray | None = None,
+        features: tuple[np.ndarray, np.ndarray, Tensor] | None = None,
     ) -> Tensor:
         """Compute logits after new tokens of consecutive rows, inside :meth:`serving`.
 
@@ -200,6 +208,8 @@ class ModelRunner:
             counts: Real new tokens of each row, >= 1; the largest is T. int64 [B]
             adapters: Index of the model that computes each row: 0, or the index in
                 ``others`` plus 1; None with one model. int64 [B]
+            features: Row and column of each picture token [N], and the vectors that
+                replace its embedding [N, hidden]; None without pictures.
 
         Returns:
             Logits that follow each row's last real token. [B, V]
@@ -215,36 +225,45 @@ class ModelRunner:
         ids, positions = upload(
             np.stack((token_ids, places)), self.device
         )  # [B, T] each
+        embeddings = None
+        if features is not None:
+            embeddings = merged(self._model.get_input_embeddings()(ids), *features)
         masks = None
         if not is_causal:
             masks = self._masks.of_columns(positions, visible)
         if self._fused is None:
             columns = upload(last, self.device) if width > 1 else None
-            return self._run_modules(cache, ids, positions, masks, columns)
+            inputs = ids if embeddings is None else embeddings
+            return self._run_modules(cache, inputs, positions, masks, columns)
         row_adapters = None if adapters is None else upload(adapters, self.device)
         if width == 1:
-            return self._fused(cache, ids, positions, None, masks, masks, row_adapters)
+            return self._fused(
+                cache, ids, positions, None, masks, masks, row_adapters, embeddings
+            )
         ends = upload(np.stack((last, starts + last)), self.device)  # [2, B]
         last_masks = self._masks.of_columns(ends[1, :, None], visible)
         return self._fused(
-            cache, ids, positions, ends[0], masks, last_masks, row_adapters
+            cache, ids, positions, ends[0], masks, last_masks, row_adapters, embeddings
         )
 
     def _run_modules(
         self,
         cache: SlotCache,
-        token_ids: Tensor,
+        inputs: Tensor,
         positions: Tensor,
         masks: Masks,
         last: Tensor | None,
     ) -> Tensor:
-        """Run transformers' own modules; ``last`` as in the fused forward. [B, V]"""
+        """Run transformers' own modules; ``last`` as in the fused forward. [B, V]
+
+        ``inputs`` are ids [B, T], or embeddings [B, T, hidden].
+        """
         head_input: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if last is not None:
             head_input = _last_token_only(self._model, last)
         with head_input:
             logits = self._model(
-                input_ids=token_ids,
+                **{"input_ids" if inputs.ndim == 2 else "inputs_embeds": inputs},
                 attention_mask=masks,
                 position_ids=positions,
                 past_key_values=cache,

@@ -18,6 +18,7 @@ from rllib_llm.engines.base import (
 )
 from rllib_llm.engines.token_sampling import draw_uniforms
 from rllib_llm.errors import ConfigError
+from rllib_llm.pictures.placement import PlacedPicture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,6 +38,7 @@ class Session:
         last_used: Counter value at its last request (no clock time).
         lost_cache: Whether keys and values that it had must be computed again.
         request: Its unfinished request.
+        pictures: Its pictures, with places in the history, whose ids there are keys.
     """
 
     session_id: SessionId
@@ -47,6 +49,7 @@ class Session:
     last_used: int = 0
     lost_cache: bool = False
     request: Request | None = None
+    pictures: list[PlacedPicture] = dataclasses.field(default_factory=list)
 
     @property
     def num_new(self) -> int:

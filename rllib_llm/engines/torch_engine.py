@@ -31,9 +31,13 @@ from rllib_llm.engines.scheduling import PREFILL_CHUNK, is_prefill_due, split_gr
 from rllib_llm.engines.slot_cache import row_length
 from rllib_llm.engines.slot_table import SlotTable
 from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.pictures.features import EngineFeatures, text_view
+from rllib_llm.pictures.placement import PlacedPicture, keys, moved
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from rllib_llm.pictures.spec import ImageSpec
 
 _COUNTERS = (
     "prefill_tokens",
@@ -70,6 +74,8 @@ class TorchEngine(GenerationEngine):
         others: Models with the same base weights in the same memory and their own LoRA
             adapters; ``open(..., adapter=n)`` samples from the n-th of them (0 is
             ``model``), and all share the batches.
+        pictures: Picture inputs of a vision-language model (an ImageSpec); None: it
+            reads text alone.
         vocabulary: Number of ids that may be sampled, from 0; None means all. Models
             often have more output rows than their tokenizer has tokens.
 
@@ -96,6 +102,7 @@ class TorchEngine(GenerationEngine):
         forward: str = "auto",
         others: Sequence[nn.Module] = (),
         vocabulary: int | None = None,
+        pictures: ImageSpec | None = None,
     ) -> None:
         """Check the model and settings; the cache is allocated on first use."""
         if max_slots < 1 or max_context_tokens < 2:
@@ -104,7 +111,15 @@ class TorchEngine(GenerationEngine):
                 f"({max_context_tokens}) >= 2. Raise them."
             )
         device = None if device is None else torch.device(device)
-        self._runner = ModelRunner(model, device, forward, others)
+        self._model = model
+        self._pictures: EngineFeatures | None = None
+        text_model = model
+        if pictures is not None:
+            self._pictures, text_model = (
+                EngineFeatures(model, pictures),
+                text_view(model),
+            )
+        self._runner = ModelRunner(text_model, device, forward, others)
         self._num_models = 1 + len(others)
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
@@ -181,14 +196,23 @@ class TorchEngine(GenerationEngine):
         params: SamplingParams,
         *,
         extends: bool = True,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> int:
         """Request a continuation; see :meth:`GenerationEngine.submit`.
 
         With ``extends=False`` the common prefix of the old and the new history keeps
         its keys and values.
+
+        Args:
+            session_id: An open session without an unfinished request.
+            new_token_ids: Tokens since the last sampled one. [T]
+            params: Sampling parameters.
+            extends: False replaces the whole history.
+            pictures: Pictures among the new tokens.
         """
         session = self._get_session(session_id)
         new = np.asarray(new_token_ids, dtype=np.int64).ravel().tolist()
+        new = self._keyed(new, pictures)
         check_submit(
             session,
             len(new) + (len(session.history) if extends else 0),
@@ -197,12 +221,14 @@ class TorchEngine(GenerationEngine):
             has_tokenizer=self._tokenizer is not None,
         )
         if extends:
+            session.pictures += moved(pictures, len(session.history))
             session.history += new
         else:
             # A rewritten history often differs only near its end.
             kept = min(common_prefix(session.history, new), session.cached)
             session.lost_cache |= kept < session.cached
             session.history, session.cached = new, kept
+            session.pictures = list(pictures)
         # The last token is always computed: sampling needs its logits.
         session.cached = min(session.cached, len(session.history) - 1)
         limit = self._max_context - len(session.history)
@@ -265,6 +291,8 @@ class TorchEngine(GenerationEngine):
         self._version = version
         # The fused forward holds concatenated copies of the weights.
         self._runner.refresh()
+        if self._pictures is not None:
+            self._pictures.weights_changed()
         for session in self._sessions.values():
             session.drop_cache()
         # Running requests need a new prefill of their whole history.
@@ -280,7 +308,7 @@ class TorchEngine(GenerationEngine):
             ModelError: If a name or a shape does not fit the model. Tensors before it
                 have been copied.
         """
-        self._runner.copy_weights(named_tensors)
+        self._runner.copy_weights(named_tensors, self._model)
         self.set_weights_version(version)
 
     def sampled_so_far(self, request_id: int) -> Sequence[int]:
@@ -368,11 +396,23 @@ class TorchEngine(GenerationEngine):
             token_ids[row, :count] = session.history[session.cached : stop]
             session.cached = stop
         self._stats["forwards"] += 1
+        placed = None
+        if self._pictures is not None:
+            placed = self._pictures.place(
+                [s.pictures for s in sessions], starts, counts
+            )
+            token_ids[token_ids < 0] = self._pictures.token_id
         adapters = None
         if self._num_models > 1:
             adapters = np.array([s.adapter for s in sessions], np.int64)
         return self._runner.forward(
-            self._table.cache, first_row, token_ids, starts, np.array(counts), adapters
+            self._table.cache,
+            first_row,
+            token_ids,
+            starts,
+            np.array(counts),
+            adapters,
+            placed,
         )
 
     def _sample(
@@ -421,6 +461,18 @@ class TorchEngine(GenerationEngine):
             "have probably diverged: lower the learning rate or the gradient clip. "
             "Abort unfinished requests, or set finite weights and call step() again."
         )
+
+    def _keyed(self, ids: list[int], pictures: Sequence[PlacedPicture]) -> list[int]:
+        """Return ids with keys of their pictures in place of placeholders."""
+        if pictures and self._pictures is None:
+            raise ConfigError(
+                f"{len(pictures)} pictures were submitted to an engine of a model that "
+                "reads text alone. Use a vision-language model (docs/pictures.md)."
+            )
+        for picture in pictures:
+            start, count = picture.ref.start, picture.ref.count
+            ids[start : start + count] = keys(picture.ref)
+        return ids
 
     def _get_session(self, session_id: SessionId) -> Session:
         try:

@@ -21,6 +21,7 @@ from rllib_llm.data.places import Place
 from rllib_llm.data.types import StopPolicy, Task, Turn
 from rllib_llm.env_runner.episode_limits import RolloutLimits, stop_reason
 from rllib_llm.errors import EnvContractError
+from rllib_llm.pictures.contract import stored
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -108,7 +109,7 @@ class SingleAgentRecorder:
 
     def begin(self, reply: tuple[str, dict[str, Any]]) -> list[AgentState]:
         """Record the result of ``env.reset``; return the agents that must act."""
-        observation, info = reply
+        observation, info = reply[0], stored(self.data.pictures, reply[1])
         self.data.first_texts = {DEFAULT_AGENT_ID: observation}
         self.episode.add_env_reset(observation=observation, infos=info)
         return [self._agent_state]
@@ -144,6 +145,7 @@ class SingleAgentRecorder:
     ) -> list[AgentState]:
         """Record the result of ``env.step``; return the agents that must act."""
         observation, reward, terminated, truncated, info = reply
+        info = stored(self.data.pictures, info)
         # Before anything is recorded: a NaN reward would reach all advantages of the
         # batch.
         check_reward(reward, self._agent_state, self.task)

@@ -6,10 +6,12 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from rllib_llm.data.episode_data import EpisodeData
 from rllib_llm.data.types import Task, Turn
 from rllib_llm.engines.base import Generation, SamplingParams
 from rllib_llm.env_runner.recorder import AgentState
 from rllib_llm.env_runner.slots import ActionSource
+from rllib_llm.pictures.placement import PlacedPicture, placed
 from rllib_llm.seeding import stable_seed
 
 
@@ -58,6 +60,7 @@ def request_turn(
         ids = [*data.ids[-unseen:], *ids]
         # If the engine lacks all ids, there is nothing to extend.
         extends = unseen < len(data.ids)
+    shown = _pictures(data, unseen if prompt.extends else 0)
     budget = action_source.turn_budget(prompt_length(agent_state), num_sampled)
     sampling = action_source.sampling
     request = data.request
@@ -70,7 +73,23 @@ def request_turn(
         ids,
         SamplingParams(max_new_tokens=budget, seed=seed, **sampling),
         extends=extends,
+        **shown,
     )
+
+
+def _pictures(data: EpisodeData, unseen: int) -> dict[str, list[PlacedPicture]]:
+    """Return the pictures of submitted ids as an argument of ``submit``.
+
+    Args:
+        data: The conversation, with a rendered prompt.
+        unseen: Number of its last ids that are submitted before the prompt.
+    """
+    if not data.pictures:  # text: engines that read no pictures have no such argument
+        return {}
+    first = len(data.ids) - unseen
+    refs = [r.moved(-first) for r in data.images if r.start >= first]
+    refs += [r.moved(unseen) for r in data.due_prompt.images]
+    return {"pictures": placed(refs, data.pictures)} if refs else {}
 
 
 def sampled_turn(result: Generation, agent_state: AgentState) -> Turn:
@@ -80,6 +99,7 @@ def sampled_turn(result: Generation, agent_state: AgentState) -> Turn:
     return Turn(
         # The new part of the prompt only: rows are concatenated from these parts.
         prompt_ids=np.asarray(prompt.ids, np.int32),
+        images=prompt.images,
         extends=prompt.extends,
         action_ids=result.token_ids,
         action_logps=result.logps,

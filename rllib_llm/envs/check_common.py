@@ -224,7 +224,7 @@ def _interleaved(
 
 def _difference(first: Transcript, second: Transcript) -> str | None:
     """Return the first difference of two transcripts in words, or None."""
-    for kind in ("observations", "rewards"):
+    for kind in ("observations", "pictures", "rewards"):
         pairs = zip(getattr(first, kind), getattr(second, kind), strict=False)
         for turn, (a, b) in enumerate(pairs):
             if a != b:

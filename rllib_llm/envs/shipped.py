@@ -9,6 +9,7 @@ from rllib_llm.envs import (  # noqa: F401
     cliff_walking,
     clinic,
     code_functions,
+    colour_grid,
     countdown,
     dataset,
     frames,

@@ -21,6 +21,7 @@ from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.envs.env_options import EnvOptions, is_finite
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import EnvContractError
+from rllib_llm.pictures.contract import IMAGES, check_images
 
 
 class TextEnv(EnvOptions, gym.Env):
@@ -62,10 +63,11 @@ class TextEnv(EnvOptions, gym.Env):
 
     # Methods for authors --------------------------------------------------------
 
-    def start(self, rng: np.random.Generator) -> str:
+    def start(self, rng: np.random.Generator) -> str | TurnResult:
         """Set up an episode from ``rng`` alone and return the first user message.
 
-        Parameters after ``rng`` are keyword options with defaults.
+        Parameters after ``rng`` are keyword options with defaults. A first message
+        with pictures is a TurnResult, of which ``observation`` and ``images`` are read.
         """
         raise NotImplementedError(f"{type(self).__name__}.start() is missing.")
 
@@ -113,17 +115,21 @@ class TextEnv(EnvOptions, gym.Env):
                 or ``"test"``) selects held-out instances if the task has any.
 
         Returns:
-            The first user message, and info with ``admissible_actions`` if defined.
+            The first user message, and info with ``admissible_actions`` and ``images``
+            if there are any.
         """
         super().reset(seed=seed)
         self.turn, self._success = 0, None
-        prompt = self.start(self.np_random, **self._read_reset_options(options))
+        first = self.start(self.np_random, **self._read_reset_options(options))
+        prompt, images = first, {}
+        if isinstance(first, TurnResult):
+            prompt, images = first.observation, self._shown_images(first, "start")
         if not isinstance(prompt, str) or not prompt:
             raise EnvContractError(
                 f"{type(self).__name__}.start() returned {prompt!r}; it must return "
                 "the first user message as a non-empty string."
             )
-        return prompt, self._admissible_info()
+        return prompt, self._admissible_info() | images
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one turn of the model.
@@ -151,6 +157,7 @@ class TextEnv(EnvOptions, gym.Env):
             "parsed_action": parsed,
             "invalid_action": parsed is None,
             "metrics": result.metrics or {},
+            **self._shown_images(result, "reply"),
         }
         truncated = result.truncated
         if result.terminated:
@@ -227,6 +234,14 @@ class TextEnv(EnvOptions, gym.Env):
     def _admissible_info(self) -> dict[str, Any]:
         actions = self.admissible_actions()
         return {} if actions is None else {ADMISSIBLE: actions}
+
+    def _shown_images(self, result: TurnResult, method: str) -> dict[str, Any]:
+        """Return the pictures of a result as a part of ``info``, if there are any."""
+        if not len(result.images):
+            return {}
+        source = f"{type(self).__name__}.{method}() in turn {self.turn}"
+        check_images(result.observation, result.images, source)
+        return {IMAGES: list(result.images)}
 
     def _invalid(self) -> TurnResult:
         return TurnResult(

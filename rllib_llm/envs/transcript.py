@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from rllib_llm.data.types import Message
+from rllib_llm.pictures.contract import IMAGES, digest
 
 Policy = Callable[[gym.Env, np.random.Generator], str]
 """Returns the next completion, given the environment, e.g. to query its expert."""
@@ -26,6 +27,7 @@ class Transcript:
         actions: Completions, one per turn.
         rewards: Rewards, one per turn.
         infos: Info dictionaries, one per turn.
+        pictures: Digests of each observation's pictures.
         terminated: Whether the episode reached a terminal state.
         truncated: Whether the episode was truncated.
         seconds: Time spent inside ``step``, in seconds.
@@ -37,6 +39,7 @@ class Transcript:
     actions: list[str] = dataclasses.field(default_factory=list)
     rewards: list[Any] = dataclasses.field(default_factory=list)
     infos: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    pictures: list[list[str]] = dataclasses.field(default_factory=list)
     terminated: bool = False
     truncated: bool = False
     seconds: float = 0.0
@@ -87,9 +90,10 @@ def play_turns(
     # with the same stream would guess its secrets.
     rng = np.random.default_rng((transcript.seed, 1))
     started = time.perf_counter()
-    observation, _ = env.reset(seed=transcript.seed, options=options)
+    observation, info = env.reset(seed=transcript.seed, options=options)
     transcript.reset_seconds = time.perf_counter() - started
     transcript.observations.append(observation)
+    transcript.pictures.append([digest(i) for i in (info or {}).get(IMAGES, ())])
     yield
     for _ in range(limit):
         action = policy(env, rng)
@@ -100,6 +104,7 @@ def play_turns(
         transcript.observations.append(observation)
         transcript.rewards.append(reward)
         transcript.infos.append(info)
+        transcript.pictures.append([digest(i) for i in (info or {}).get(IMAGES, ())])
         transcript.terminated, transcript.truncated = terminated, truncated
         # Before the return: a caller must see the last turn, too.
         yield

@@ -183,6 +183,7 @@ class Conversation:
         prompt, ids = agent_state.data.due_prompt, renderer.encode_reply(reply)
         turn = Turn(
             prompt_ids=np.asarray(prompt.ids, np.int32),
+            images=prompt.images,
             extends=prompt.extends,
             action_ids=np.asarray(ids, np.int32),
             action_logps=np.zeros(len(ids), np.float32),

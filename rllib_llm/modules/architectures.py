@@ -12,6 +12,7 @@ from torch import nn
 
 from rllib_llm import compat
 from rllib_llm.errors import ModelError
+from rllib_llm.pictures.spec import reads_pictures, refused_family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -23,7 +24,11 @@ def read_config(model: str) -> Any:
     Raises:
         ModelError: If it cannot be read, or the model is not a causal language model.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoConfig,
+    )
 
     try:
         config = AutoConfig.from_pretrained(os.path.expanduser(model))
@@ -31,15 +36,30 @@ def read_config(model: str) -> Any:
         raise ModelError(
             f"The model config of {model!r} could not be read: {error}"
         ) from error
+    if reads_pictures(config):
+        return config
     # The auto class would raise an error that lists a hundred classes.
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+            raise ModelError(
+                f"language_model.model={model!r}: {refused_family(config.model_type)}"
+            )
         raise ModelError(
             f"language_model.model={model!r} is of type {config.model_type!r}, which "
-            "transformers does not load as a causal language model. Models for images "
-            "or audio and encoder-decoders are not supported as policies. Use a text "
+            "transformers does not load as a causal language model. Models for audio "
+            "and encoder-decoders are not supported as policies. Use a text "
             "model, e.g. 'Qwen/Qwen2.5-0.5B-Instruct'."
         )
     return config
+
+
+def auto_class(config: Any) -> Any:
+    """Return the auto class of transformers that loads a policy's model."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if reads_pictures(config):
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def check_folder(model: str, lora: dict[str, Any] | None) -> None:
@@ -60,13 +80,11 @@ def check_folder(model: str, lora: dict[str, Any] | None) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _check_folder(model: str, is_all_linear: bool, _changed: float) -> None:
-    from transformers import AutoModelForCausalLM
-
     config = read_config(model)
     if is_all_linear:
         # On the meta device: the architecture without memory for the weights.
         with torch.device("meta"):
-            check_all_linear(AutoModelForCausalLM.from_config(config))
+            check_all_linear(auto_class(config).from_config(config))
 
 
 def check_all_linear(model: nn.Module) -> None:

@@ -18,6 +18,7 @@ from rllib_llm import weights as state
 from rllib_llm.modules import loading
 from rllib_llm.modules.lora import is_adapter
 from rllib_llm.modules.sharding import plain_class, reshard
+from rllib_llm.pictures.spec import copy_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -156,6 +157,7 @@ class CheckpointedModule(TorchRLModule):
             self.lm.config.save_pretrained(folder / HF_FOLDER)
             tokenizer = loading.load_tokenizer(self.model_config["model"])
             tokenizer.save_pretrained(folder / HF_FOLDER)
+            copy_processor(self.model_config["model"], folder / HF_FOLDER)
         return written
 
     @override(RLModule)

@@ -9,16 +9,15 @@ from rllib_llm.modules import loading, max_positions
 from rllib_llm.modules.architectures import read_config
 from rllib_llm.modules.gguf_header import read_header
 from rllib_llm.modules.gguf_models import gguf_file, is_gguf
+from rllib_llm.modules.tiny import BUILT_MODELS, defaults_of
 
 
 def model_context_length(model: str) -> int | None:
     """Return the usable positions of ``model``, None if its config does not say."""
-    if model == "tiny":
-        from rllib_llm.modules.tiny import TINY_DEFAULTS
-
+    if model in BUILT_MODELS:
         # The tiny model may not exist yet: it is built after the configuration is
         # validated.
-        return TINY_DEFAULTS["max_position_embeddings"]
+        return defaults_of(model)["max_position_embeddings"]
     if is_gguf(model):
         return read_header(gguf_file(model)).context_length
     return max_positions.context_length(text_config(model))

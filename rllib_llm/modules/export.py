@@ -10,6 +10,7 @@ from torch import nn
 
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules import loading
+from rllib_llm.pictures.spec import copy_processor
 
 if TYPE_CHECKING:
     from rllib_llm.modules.llm_rl_module import LLMRLModule
@@ -35,6 +36,7 @@ def save_policy(module: LLMRLModule, folder: Path, *, merged: bool) -> None:
         with loading.quiet_progress():
             model.save_pretrained(folder)
     loading.load_tokenizer(module.model_config["model"]).save_pretrained(folder)
+    copy_processor(module.model_config["model"], folder)
     _share_weights(folder)
 
 

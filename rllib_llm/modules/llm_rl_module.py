@@ -35,9 +35,12 @@ from rllib_llm.modules.lora import (
     lora_settings,
     share_base,
 )
+from rllib_llm.modules.picture_inputs import row_embeddings
 from rllib_llm.modules.reference import check_present, frozen_reference
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
+from rllib_llm.pictures.features import freeze, has_vision, text_trunk
+from rllib_llm.pictures.spec import image_spec
 
 Batch = Mapping[str, Any]  # columns by name; tensors [B, T]
 
@@ -63,6 +66,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
       those of the tempered distribution, as in sampling.
     - ``vocabulary``: None, or the number of the tokenizer's ids. Models often have more
       output rows; they are excluded from the distribution, as in sampling.
+    - ``freeze``: parts of a vision-language model that are not trained: "vision",
+      "projector".
     - ``init_seed``: seed of new parameters, so that all processes start with the same.
     """
 
@@ -103,6 +108,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
                 needs_weights=lora is not None,
                 **config.get("model_kwargs", {}),
             )
+            freeze(self.lm, config.get("freeze") or ())
             if lora is None:
                 # Not under LoRA, whose base is compared and shared by CPU first.
                 self.lm.to(loading.placement())
@@ -124,6 +130,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
                     **config["value_head"],
                     trunk=copy.deepcopy(self.lm.base_model) if has_trunk else None,
                 )
+        self._pictures = image_spec(model) if has_vision(self.lm) else None
         models = (self.lm, *self._reference)
         self._trunk_and_head_suffice = all(self._head_is_plain(lm) for lm in models)
         rows = max(lm.config.get_text_config().vocab_size for lm in models)
@@ -133,6 +140,12 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             # In place: torch.compile(module) would rename the parameters. dynamic:
             # every batch has another length.
             self.lm.base_model.compile(backend=config["compile"], dynamic=True)
+        if self._pictures is not None and not self._trunk_and_head_suffice:
+            raise ModelError(
+                f"{type(self.lm).__name__} scales its logits outside of its output "
+                "layer, so that its text part cannot be run on picture features. Use a "
+                "model of another family."
+            )
         if config.get("head_chunk_tokens") and not self._trunk_and_head_suffice:
             raise ModelError(
                 f"head_chunk_tokens={config['head_chunk_tokens']} computes the output "
@@ -304,7 +317,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             before = packed.places(*before)
         with self._autocast(taken.device):
             if self._trunk_and_head_suffice:
-                hidden = self._hidden(lm.base_model, batch)
+                embeddings = row_embeddings(lm, batch, self._pictures)
+                hidden = self._hidden(text_trunk(lm), batch, embeddings)
                 # Logits of the scored positions alone, not of whole rows.
                 scores = self._head_scores(lm, hidden[before], taken, temperature)
             else:
@@ -359,10 +373,15 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         return torch.autocast(device.type, dtype=dtype, enabled=name is not None)
 
     @staticmethod
-    def _hidden(trunk: nn.Module, batch: Batch) -> torch.Tensor:
+    def _hidden(
+        trunk: nn.Module, batch: Batch, embeddings: torch.Tensor | None = None
+    ) -> torch.Tensor:
         # Rows are padded on the right, and causal attention does not reach the padding:
         # without a mask the results are the same and faster kernels are used.
-        inputs = LLMRLModule._inputs(trunk, batch)
+        if embeddings is not None:
+            inputs = {"inputs_embeds": embeddings}
+        else:
+            inputs = LLMRLModule._inputs(trunk, batch)
         return trunk(use_cache=False, **inputs).last_hidden_state
 
     @staticmethod
@@ -398,7 +417,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         training = lm.training
         lm.eval()
         with torch.no_grad(), compat.attention_on_cpu(lm):
-            composed = self._head(lm, self._hidden(lm.base_model, probe))
+            composed = self._head(lm, self._hidden(text_trunk(lm), probe))
             expected = lm(input_ids=ids, use_cache=False).logits
         lm.train(training)
         return torch.allclose(composed.float(), expected.float(), atol=1e-4, rtol=1e-3)

@@ -23,9 +23,7 @@ from rllib_llm.errors import (
     TemplateError,
     summarize,
 )
-from rllib_llm.modules.architectures import (
-    read_config,
-)
+from rllib_llm.modules.architectures import auto_class, read_config
 from rllib_llm.modules.dropout import check_training_mode, disable_dropout
 from rllib_llm.modules.gguf_models import gguf_file, is_gguf
 from rllib_llm.schema import show
@@ -218,7 +216,7 @@ def load_tokenizer(model: str) -> Any:
 def load_causal_lm(
     model: str, dtype: str = "float32", *, needs_weights: bool = False, **kwargs: Any
 ) -> nn.Module:
-    """Load an ``AutoModelForCausalLM`` and turn its dropout off.
+    """Load a causal or vision-language model and turn its dropout off.
 
     The model folder of a checkpoint gives a randomly initialised model, because its
     weights are in the checkpoint's state. Every other folder must hold all weights.
@@ -233,8 +231,6 @@ def load_causal_lm(
         ModelError: If the model or dtype does not exist, if weights are missing, or if
             the model is random in training mode.
     """
-    from transformers import AutoModelForCausalLM
-
     if dtype not in DTYPES:
         raise ModelError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}.")
     check_model_path(model)
@@ -252,9 +248,9 @@ def load_causal_lm(
         with quiet_progress() if is_local else contextlib.nullcontext():
             config = read_config(path)
             if is_bare:
-                loaded = AutoModelForCausalLM.from_config(config, **kwargs)
+                loaded = auto_class(config).from_config(config, **kwargs)
             else:
-                loaded, info = AutoModelForCausalLM.from_pretrained(
+                loaded, info = auto_class(config).from_pretrained(
                     path, output_loading_info=True, **kwargs
                 )
                 missing = sorted(info["missing_keys"])

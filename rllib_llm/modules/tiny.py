@@ -15,7 +15,11 @@ from rllib_llm.schema import PositiveFloat, PositiveInt
 
 
 class TinySizes(TypedDict, total=False):
-    """Sizes of the tiny model; defaults are in ``TINY_DEFAULTS``."""
+    """Sizes of the tiny model; defaults are in ``TINY_DEFAULTS``.
+
+    ``image_size`` and ``patch_size`` (pixels) belong to ``tiny-vlm`` alone, whose
+    defaults are in ``tiny_vlm.TINY_VLM_DEFAULTS``.
+    """
 
     hidden_size: PositiveInt
     num_hidden_layers: PositiveInt
@@ -25,7 +29,12 @@ class TinySizes(TypedDict, total=False):
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt
     initializer_range: PositiveFloat
+    image_size: PositiveInt
+    patch_size: PositiveInt
 
+
+BUILT_MODELS = ("tiny", "tiny-vlm")
+"""Values of ``language_model.model`` whose model the package builds."""
 
 TINY_DEFAULTS: TinySizes = {
     "hidden_size": 192,
@@ -65,12 +74,28 @@ CHATML_TEMPLATE = (
 )
 
 
-def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+def defaults_of(model: str) -> TinySizes:
+    """Return the default sizes of a built model.
+
+    Args:
+        model: One of ``BUILT_MODELS``.
+    """
+    if model == "tiny":
+        return TINY_DEFAULTS
+    from rllib_llm.modules.tiny_vlm import TINY_VLM_DEFAULTS
+
+    return TINY_VLM_DEFAULTS
+
+
+def build_tokenizer(
+    texts: Iterable[str], vocab_size: int, more_special: tuple[str, ...] = ()
+) -> Any:
     """Train a byte-level BPE tokenizer with single digits and a ChatML template.
 
     Args:
         texts: Typical observations and completions.
         vocab_size: Upper bound; small corpora give fewer tokens.
+        more_special: Control tokens beside ``SPECIAL_TOKENS``.
 
     Returns:
         A ``PreTrainedTokenizerFast``.
@@ -91,7 +116,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=[*SPECIAL_TOKENS, *more_special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -102,7 +127,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
         pad_token="<|endoftext|>",
         # Only <|im_start|>: the tags of tools and answers are text that environments
         # parse, so decoding must never skip them.
-        additional_special_tokens=list(SPECIAL_TOKENS[1:2]),
+        additional_special_tokens=[*SPECIAL_TOKENS[1:2], *more_special],
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHATML_TEMPLATE
@@ -125,7 +150,7 @@ def save_tiny_model(
 
     from rllib_llm.modules.loading import quiet_progress
 
-    _check_keys(sizes)
+    check_sizes(sizes, TINY_DEFAULTS)
     settings = {**TINY_DEFAULTS, **sizes}
     tokenizer = build_tokenizer(texts, settings["vocab_size"])
     # A small corpus gives fewer tokens than vocab_size; unused rows would cost time.
@@ -147,10 +172,15 @@ def save_tiny_model(
     tokenizer.save_pretrained(folder)
 
 
-def _check_keys(sizes: Iterable[str]) -> None:
+def check_sizes(sizes: Iterable[str], defaults: TinySizes) -> None:
+    """Check that all sizes are those of the model with these defaults.
+
+    Raises:
+        ConfigError: If one is not.
+    """
     for key in sizes:
-        if key not in TINY_DEFAULTS:
+        if key not in defaults:
             raise ConfigError(
-                f"language_model.tiny has no setting {key!r}. "
-                f"{did_you_mean(key, TINY_DEFAULTS)}"
+                f"language_model.tiny has no setting {key!r} for this model. "
+                f"{did_you_mean(key, defaults)}"
             )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rllib_llm.cache import cache_dir
 from rllib_llm.manifest import built_whole, file_digest, find_damage, remove_partial
 from rllib_llm.modules.gguf_models import check_gguf, convert_gguf, gguf_file, is_gguf
+from rllib_llm.modules.tiny import BUILT_MODELS
 from rllib_llm.monitoring.live.lines import progress_lines
 from rllib_llm.version import __version__
 
@@ -48,8 +49,8 @@ def prepare_language_model(
     """
     on_progress = on_progress or progress_lines()
     model = config.lm_model
-    if model == "tiny":
-        key = ["tiny", _env_key(config), config.lm_tiny, config.seed or 0]
+    if model in BUILT_MODELS:
+        key = [model, _env_key(config), config.lm_tiny, config.seed or 0]
         model = _cached(key, functools.partial(_build_tiny, config, on_progress))
     else:
         model = checkpoint_folder(model, on_progress)
@@ -95,6 +96,7 @@ def _build_tiny(
     config: LLMConfig, on_progress: Callable[[str, float], None], folder: Path
 ) -> None:
     from rllib_llm.modules.tiny import save_tiny_model
+    from rllib_llm.modules.tiny_vlm import save_tiny_vlm
     from rllib_llm.offline.demonstrations import transcript_texts
 
     texts = transcript_texts(
@@ -103,7 +105,8 @@ def _build_tiny(
         most_envs=config.most_envs_in_threads,
         on_progress=lambda done: on_progress("tokenizer", done),
     )
-    save_tiny_model(folder, texts, seed=config.seed or 0, **config.lm_tiny)
+    save = save_tiny_model if config.lm_model == "tiny" else save_tiny_vlm
+    save(folder, texts, seed=config.seed or 0, **config.lm_tiny)
 
 
 def _sft_model(
@@ -157,7 +160,11 @@ def _model_key(model: str) -> Any:
 def _sft_key(config: LLMConfig) -> Any:
     # Only if set, so that models without one keep their key.
     prompt = config.system_prompt
-    return ({"system_prompt": prompt} if prompt else {}) | {
+    frozen = config.resolved_freeze()
+    only_if_set = {"system_prompt": prompt} if prompt else {}
+    if frozen:
+        only_if_set["freeze"] = frozen
+    return only_if_set | {
         "demonstrations": config.sft_demonstrations,
         "mistake_rate": config.sft_mistake_rate,
         "epochs": config.sft_epochs,

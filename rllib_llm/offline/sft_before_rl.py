@@ -29,6 +29,7 @@ from rllib_llm.offline.written_turns import (
     next_prompt,
     started_episode,
 )
+from rllib_llm.pictures.contract import stored
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
@@ -127,6 +128,7 @@ def _learner(config: LLMConfig, model: str, num_demos: int) -> Any:
             model=model,
             dtype=config.lm_dtype,
             model_kwargs=config.lm_model_kwargs,
+            freeze=config.resolved_freeze(),
             gradient_checkpointing=config.gradient_checkpointing,
             history=config.history,
             chat_template_kwargs=config.chat_template_kwargs,
@@ -191,7 +193,8 @@ def _rendered(
     system_prompt: str | None,
 ) -> Prompt:
     """Return the prompt of a demonstrated turn; write its messages into ``data``."""
-    observation, info = demo.observations[index], demo.info(index)
+    observation = demo.observations[index]
+    info = stored(data.pictures, demo.info(index))
     if MODEL_REQUEST in info:
         request = info[MODEL_REQUEST]
         prompt = requested_prompt(data, request, renderer, system_prompt)

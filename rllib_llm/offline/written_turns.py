@@ -123,6 +123,7 @@ def add_written_turn(
         action = action[:-1]
     turn = Turn(
         prompt_ids=np.asarray(prompt.ids, np.int32),
+        images=prompt.images,
         extends=prompt.extends,
         action_ids=np.asarray(action, np.int32),
         action_logps=np.zeros(len(action), np.float32),
@@ -145,7 +146,7 @@ def add_written_turn(
 def next_prompt(data: EpisodeData, renderer: ChatRenderer) -> Prompt:
     """Return the prompt of the next turn after ``data.messages``."""
     if not data.ids:
-        return Prompt(renderer.first(data.messages, data.tools), extends=True)
+        return renderer.opened(data.messages, data.tools)
     return renderer.next(
         data.messages, data.ids, last_sampled_id=data.ids[-1], tools=data.tools
     )

@@ -32,6 +32,7 @@ from rllib_llm.callbacks import result_keys
 from rllib_llm.data.episode_data import agent_episodes
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.tiny import save_tiny_model
+from rllib_llm.modules.tiny_vlm import save_tiny_vlm
 
 
 class Unmeasured(Silent):
@@ -115,6 +116,13 @@ def answering_model() -> str:
     (template,) = folder.glob("chat_template.jinja")
     text = template.read_text(encoding="utf-8")
     template.write_text("{% if loud is defined %}Shout. {% endif %}" + text)
+    return str(folder)
+
+
+def picture_model() -> str:
+    """A tiny vision-language model."""
+    folder = Path(tempfile.mkdtemp(prefix="picture_model_"))
+    save_tiny_vlm(folder, ["hello"], seed=0, hidden_size=32)
     return str(folder)
 
 

@@ -62,6 +62,7 @@ from setting_replay import mixed_rows, replayed, with_replayed, with_written
 from setting_runs import (
     all_rows,
     answering_model,
+    picture_model,
     team_run,
     trained,
 )
@@ -98,6 +99,14 @@ LANGUAGE_MODEL = {
             {"hidden_size": 64, "num_hidden_layers": 1},
         ),
         own={"model": "tiny"},
+    ),
+    "freeze": needing(
+        of(
+            about(lambda m: sum(p.requires_grad for p in m.parameters())),
+            "GRPO",
+            ["vision"],
+        ),
+        own={"model": picture_model()},
     ),
     "value_head": of(about(lambda m: str(m.value_head)), "PPO", "linear"),
     "value_head_detach": of(one_pass, "PPO", False),

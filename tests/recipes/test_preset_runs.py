@@ -46,6 +46,7 @@ CASES = {
     "explicit_rollback": (LAKE[0], *GROUPS),
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),
+    "colour_grid": ("sft={demonstrations: 200}", *GROUPS),
     "deepretrieval": SEARCH,
     "glam": LAKE,
     "twosome": LAKE,

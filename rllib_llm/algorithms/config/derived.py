@@ -23,6 +23,7 @@ from rllib_llm.envs.mixture_members import (
     MixtureMember,
     read_members,
 )
+from rllib_llm.modules.tiny import BUILT_MODELS
 
 if TYPE_CHECKING:
     from rllib_llm.losses.composed_loss import ComposedLoss
@@ -148,6 +149,14 @@ class DerivedSettings(
         # The default is bounded, since the cache of keys and values is sized by it and
         # many models allow 128k positions.
         return min(self.max_context_tokens or 2048, limit or 2048)
+
+    def resolved_freeze(self) -> list[str]:
+        """Return the parts of a vision-language model that are not trained."""
+        if self.lm_freeze is not None:
+            return list(self.lm_freeze)
+        if self.lm_model in BUILT_MODELS or not self.chat_renderer().pictures:
+            return []
+        return ["vision"]
 
     def sampling_params(self, *, explore: bool) -> dict[str, Any]:
         """Return the SamplingParams keywords that do not depend on the request."""
@@ -308,8 +317,10 @@ class DerivedSettings(
 def _renderer(model: str, history: str, template_kwargs: str) -> Any:
     from rllib_llm.connectors.chat import ChatRenderer
     from rllib_llm.modules.loading import load_tokenizer
+    from rllib_llm.pictures.spec import image_spec
 
     # Cached: loading takes longer than a step of the tiny model, and every policy and
     # EnvRunner of the process asks for it.
     tokenizer = load_tokenizer(os.path.expanduser(model))
-    return ChatRenderer(tokenizer, history, json.loads(template_kwargs))
+    kwargs = json.loads(template_kwargs)
+    return ChatRenderer(tokenizer, history, kwargs, image_spec(model))

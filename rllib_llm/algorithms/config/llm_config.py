@@ -28,6 +28,7 @@ from rllib_llm.callbacks.defaults import install_defaults
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.fast_dtype import resolve_dtype
 from rllib_llm.modules.gguf_models import is_gguf
+from rllib_llm.modules.tiny import BUILT_MODELS
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -261,6 +262,7 @@ class LLMConfigMixin(
             "dtype": resolve_dtype(self.lm_dtype, self.num_gpus_per_learner),
             "autocast": self.lm_autocast,
             "lora": self.lm_lora,
+            "freeze": self.resolved_freeze(),
             "value_head": self.value_head_settings() if has_head else None,
             "value_model": self.lm_value_model,
             "reference": self.uses_reference,
@@ -285,7 +287,7 @@ class LLMConfigMixin(
     def _vocabulary(self) -> int | None:
         """Return the tokenizer's number of ids; None while there is no model."""
         # Such a model has no tokenizer before it is prepared.
-        is_built = self.lm_model == "tiny" or is_gguf(self.lm_model)
+        is_built = self.lm_model in BUILT_MODELS or is_gguf(self.lm_model)
         if self.resolved_model is None and is_built:
             return None
         return self.chat_renderer().vocabulary

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core import DEFAULT_AGENT_ID
 
+from rllib_llm.algorithms.config.check_pictures import validate_pictures
 from rllib_llm.connectors.tool_prompts import opening
 from rllib_llm.env_runner.agents import agents_of, role_prompts, texts_of
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.context_length import model_context_length, text_config
 from rllib_llm.modules.max_positions import why_shorter
+from rllib_llm.modules.tiny import BUILT_MODELS
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig, PlayableEnv
@@ -46,6 +48,8 @@ def preflight(config: LLMConfig, num_resets: int = 8) -> Preflight:
             f"positions of {model!r} that can be used.{_why_shorter(model)} Set "
             f"max_context_tokens={limit} or less."
         )
+    for module_id in config.llm_module_ids:
+        validate_pictures(config.get_config_for_module(module_id))
     context = config.resolved_context_tokens()
     longest = 0
     for name, env in config.make_each_env().items():
@@ -81,10 +85,10 @@ def _longest_first_prompt(config: LLMConfig, env: PlayableEnv, num_resets: int) 
                 system=config.system_prompt or roles.get(agent),
                 renderer=renderer,
             )
-            longest = max(longest, len(renderer.first(messages, tools)))
+            longest = max(longest, len(renderer.opened(messages, tools).ids))
     env.close()
     return longest
 
 
 def _why_shorter(model: str) -> str:
-    return "" if model == "tiny" else why_shorter(text_config(model))
+    return "" if model in BUILT_MODELS else why_shorter(text_config(model))

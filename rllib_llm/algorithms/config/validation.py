@@ -14,6 +14,7 @@ from rllib_llm.algorithms.config.check_calls import check_attributes
 from rllib_llm.algorithms.config.check_forks import validate_forks
 from rllib_llm.algorithms.config.check_loss_mask import validate_loss_mask
 from rllib_llm.algorithms.config.check_non_llm import validate_non_llm
+from rllib_llm.algorithms.config.check_pictures import validate_pictures
 from rllib_llm.algorithms.config.check_policies import validate_policies
 from rllib_llm.algorithms.config.check_reference import check_reference
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
@@ -30,7 +31,7 @@ from rllib_llm.modules.architectures import check_folder
 from rllib_llm.modules.gguf_models import check_gguf, is_gguf
 from rllib_llm.modules.loading import find_model, require_weights
 from rllib_llm.modules.lora import lora_settings
-from rllib_llm.modules.tiny import TINY_DEFAULTS
+from rllib_llm.modules.tiny import BUILT_MODELS, check_sizes, defaults_of
 
 if TYPE_CHECKING:
     from rllib_llm.envs.make import EnvSpec
@@ -61,6 +62,8 @@ def validate(config: LLMConfig) -> None:
     Raises:
         ConfigError: With the value, the rule, and the remedy.
     """
+    for module_id in config.llm_module_ids:
+        validate_pictures(config.get_config_for_module(module_id))
     _validate_embedded_engine(config)
     _validate_groups(config)
     _validate_mismatch(config)
@@ -97,7 +100,7 @@ def validate_model(config: LLMConfig) -> None:
     _validate_critic(config)
     _validate_precision(config)
     _validate_tiny(config)
-    if config.lm_model != "tiny":
+    if config.lm_model not in BUILT_MODELS:
         model = find_model(config.lm_model, weights_follow=not config.lm_lora)
         # A full checkpoint brings its weights with it.
         if model == config.lm_model:  # otherwise a checkpoint being restored
@@ -109,7 +112,9 @@ def validate_model(config: LLMConfig) -> None:
 
 
 def _validate_tiny(config: LLMConfig) -> None:
-    sizes = {**TINY_DEFAULTS, **config.lm_tiny}
+    name = config.lm_model if config.lm_model in BUILT_MODELS else "tiny"
+    check_sizes(config.lm_tiny, defaults_of(name))
+    sizes = {**defaults_of(name), **config.lm_tiny}
     width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     shared = sizes["num_key_value_heads"]
     if width % (2 * heads):

@@ -107,4 +107,5 @@ def torch_engine(
         forward=config.engine_forward,
         others=others,
         vocabulary=modules[0].vocabulary,
+        pictures=config.chat_renderer().pictures,
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rllib_llm.callbacks import result_keys
 from rllib_llm.callbacks.histograms import without_histograms
+from rllib_llm.modules.tiny import BUILT_MODELS
 from rllib_llm.offline.random_policy import RandomPolicyResult, is_below
 from rllib_llm.rllib_bases import RLlibAlgorithm
 from rllib_llm.transcripts.collector import without_transcripts
@@ -81,7 +82,7 @@ def imitation_advice(
         return None
     if not is_below(round(success * episodes), round(episodes), chance):
         return None
-    is_tiny = config.lm_model == "tiny"
+    is_tiny = config.lm_model in BUILT_MODELS
     vocabulary = "language_model.tiny.vocab_size=320 and " if is_tiny else ""
     return (
         f"The imitation failed: held-out success after SFT is {success:.0%} "

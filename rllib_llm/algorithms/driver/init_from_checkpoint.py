@@ -10,7 +10,7 @@ from rllib_llm.errors import CheckpointError, ConfigError
 from rllib_llm.modules.checkpointed_module import HF_FOLDER
 from rllib_llm.modules.lora import lora_settings
 from rllib_llm.modules.scorer import SCORER_MODULE
-from rllib_llm.modules.tiny import TINY_DEFAULTS
+from rllib_llm.modules.tiny import BUILT_MODELS, TinySizes, defaults_of
 from rllib_llm.modules.turn_critic import TurnCriticRLModule
 
 if TYPE_CHECKING:
@@ -132,10 +132,14 @@ def _has_head(config: LLMConfig) -> bool:
     return config.use_critic and not config.critic_view
 
 
+def _tiny_defaults(model: str) -> TinySizes:
+    return defaults_of(model if model in BUILT_MODELS else "tiny")
+
+
 def _model_settings(config: LLMConfig, with_head: bool) -> dict[str, Any]:
     settings = {
         "model": config.lm_model,
-        "tiny": {**TINY_DEFAULTS, **config.lm_tiny},
+        "tiny": {**_tiny_defaults(config.lm_model), **config.lm_tiny},
         "lora": lora_settings(config.lm_lora),
     }
     if with_head:

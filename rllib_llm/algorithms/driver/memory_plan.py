@@ -11,6 +11,7 @@ import torch
 
 from rllib_llm.algorithms.learner.adamw import step_bytes
 from rllib_llm.modules import loading
+from rllib_llm.modules.architectures import auto_class, read_config
 from rllib_llm.modules.lora import add_lora
 from rllib_llm.modules.sharding import decoder_layers, stays_whole
 from rllib_llm.modules.value_head import ValueHead
@@ -137,11 +138,9 @@ def _reference(settings: dict[str, Any], lm: nn.Module) -> nn.Module:
 
 def _skeleton(settings: dict[str, Any]) -> tuple[Any, Any]:
     """Return an LLMRLModule's model and value head on the meta device."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    model_config = AutoConfig.from_pretrained(settings["model"])
+    model_config = read_config(settings["model"])
     with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(
+        lm = auto_class(model_config).from_config(
             model_config, dtype=loading.DTYPES[settings["dtype"]]
         )
         if settings["lora"]:

@@ -23,6 +23,7 @@ from rllib_llm.algorithms.pref.pairs import MATCHES
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.gguf_models import is_gguf
+from rllib_llm.modules.tiny import BUILT_MODELS
 from rllib_llm.offline.conversation_files import parse_pair
 from rllib_llm.offline.row_file import RowFile, open_rows
 from rllib_llm.schema import Fraction, NonNegativeFloat, OneOf, PositiveInt
@@ -228,7 +229,7 @@ class RewardModelConfig(LLMConfigMixin, ComparisonData, AlgorithmConfig):
         from rllib_llm.modules.classifiers import check_classifier
         from rllib_llm.modules.loading import find_model
 
-        if self.lm_model != "tiny" and not is_gguf(self.lm_model):
+        if self.lm_model not in BUILT_MODELS and not is_gguf(self.lm_model):
             model = find_model(self.lm_model, weights_follow=not self.lm_lora)
             check_classifier(read_config(model), model)
 

@@ -9,6 +9,7 @@ import typer
 from rllib_llm.cli.env_argument import is_recipe, parse_env
 from rllib_llm.cli.terminal import printable
 from rllib_llm.errors import ConfigError
+from rllib_llm.modules.tiny import BUILT_MODELS
 from rllib_llm.recipes.overrides import apply_overrides
 
 
@@ -85,8 +86,8 @@ def _context(model: str | None, given: int | None) -> int | None:
 
 
 def _reject_tiny(model: str) -> None:
-    if model == "tiny":
+    if model in BUILT_MODELS:
         raise ConfigError(
-            "--model tiny cannot be checked: the tokenizer of the tiny model is built "
-            "for each environment. Give a checkpoint folder or a hub id."
+            f"--model {model} cannot be checked: the tokenizer of the tiny model is "
+            "built for each environment. Give a checkpoint folder or a hub id."
         )

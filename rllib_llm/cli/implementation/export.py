@@ -15,6 +15,7 @@ from rllib_llm.cli.session import ray_session
 from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.manifest import built_whole
+from rllib_llm.modules.architectures import auto_class
 from rllib_llm.modules.classifiers import Classifier
 from rllib_llm.modules.loading import load_tokenizer
 from rllib_llm.modules.reward_model import RewardRLModule
@@ -93,9 +94,11 @@ def export(
             card = model_card(facts, trial)
             (work / CARD_FILE).write_text(card, encoding="utf-8")
         algo.stop()
-    loader = "SequenceClassification" if is_scored else "CausalLM"
+    loader = "AutoModelForSequenceClassification"
+    if not is_scored:
+        loader = auto_class(module.lm.config).__name__
     typer.echo(
-        f"{out}: {parameters:,} parameters, loaded back with AutoModelFor{loader} and "
+        f"{out}: {parameters:,} parameters, loaded back with {loader} and "
         f"AutoTokenizer. From {paths.checkpoint}"
     )
     if push is not None:
@@ -149,11 +152,11 @@ def verify(folder: Path, module: LLMRLModule) -> int:
     Returns:
         The number of parameters loaded.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     device = next(module.lm.parameters()).device
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(
+    model = auto_class(module.lm.config).from_pretrained(
         folder, dtype=next(module.lm.parameters()).dtype
     )
     model.to(device).eval()

@@ -8,7 +8,7 @@ token is in exactly one row, so it is trained exactly once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,9 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import SOURCES, agent_episodes, episode_data
 from rllib_llm.data.types import Choice, Prompt, StopPolicy, Turn
 from rllib_llm.losses.aggregation import token_weights
+from rllib_llm.pictures.placement import PictureRef
+from rllib_llm.pictures.row_pictures import Placed, picture_columns
+from rllib_llm.pictures.spec import ImageSpec
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
@@ -52,6 +55,7 @@ class RowSettings:
         observation_weight: Loss weight of prompt tokens, relative to sampled ones; 0
             trains none of them, as all algorithms except imitation require.
         pattern_mask: Finds the sampled tokens that are not trained; None: no pattern.
+        pictures: Picture inputs of the model; None: it reads text alone.
     """
 
     pad_id: int
@@ -61,6 +65,7 @@ class RowSettings:
     has_critic: bool = True
     observation_weight: float = 0.0
     pattern_mask: PatternMask | None = None
+    pictures: ImageSpec | None = None
 
 
 class TokenRows(ConnectorV2):
@@ -134,6 +139,9 @@ class TokenRows(ConnectorV2):
             success += [solved] * len(new_rows)
             sources += [SOURCES.index(data.source)] * len(new_rows)
         out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
+        if settings.pictures is not None:
+            stores = [episode_data(parts[owner[0]][0]).pictures for owner in owners]
+            out |= picture_columns([r.images for r in rows], stores, settings.pictures)
         names = (
             columns.EPISODE_INDEX,
             columns.MULTI_AGENT_EPISODE_INDEX,
@@ -209,6 +217,7 @@ class Row:
         bootstraps_agent_turn: Whether that value follows an unanswered prompt.
         choices: Rejected candidate actions, appended after the conversation. None if
             no turn was chosen from a list.
+        images: Pictures: index of the first placeholder, and digest.
     """
 
     ids: np.ndarray
@@ -219,6 +228,7 @@ class Row:
     bootstrap: bool = False
     bootstraps_agent_turn: bool = False
     choices: Choices | None = None
+    images: Placed = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -238,9 +248,13 @@ class RowBuilder:
         self.parts: list[tuple[np.ndarray, ...]] = []
         self.length = 0
         self.choices: list[tuple[int, Turn, Choice]] = []
+        self.images: Placed = []
 
-    def prompt(self, ids: Sequence[int] | np.ndarray) -> None:
-        """Append tokens that were not sampled."""
+    def prompt(
+        self, ids: Sequence[int] | np.ndarray, images: Iterable[PictureRef] = ()
+    ) -> None:
+        """Append tokens that were not sampled, and their pictures."""
+        self.images += [(self.length + ref.start, ref.digest) for ref in images]
         tokens = np.asarray(ids, np.int32)
         zeros = np.zeros(len(tokens), np.float32)
         no_turn = np.full(len(tokens), -1, np.int32)
@@ -275,7 +289,26 @@ class RowBuilder:
         ids, turn_ids, steps, logps, rewards = (
             np.concatenate(c) for c in zip(*self.parts, strict=True)
         )
-        return Row(ids, turn_ids, steps, logps, rewards, choices=choices)
+        row = Row(ids, turn_ids, steps, logps, rewards, choices=choices)
+        row.images = self.images
+        return row
+
+
+class History:
+    """Tokens of a conversation's turns so far, and their pictures."""
+
+    def __init__(self) -> None:
+        """Start an empty history."""
+        self.ids: list[np.ndarray] = []
+        self.images: list[PictureRef] = []
+        self._length = 0
+
+    def append(self, turn: Turn) -> None:
+        """Append the prompt and the action of a turn."""
+        self.images += [ref.moved(self._length) for ref in turn.images]
+        for part in (np.asarray(turn.prompt_ids), np.asarray(turn.action_ids)):
+            self.ids.append(part)
+            self._length += len(part)
 
 
 def build_rows(
@@ -306,7 +339,7 @@ def build_rows(
     started: list[RowBuilder] = []
     # By conversation: an agent's conversations may alternate.
     newest: dict[int, RowBuilder] = {}
-    histories: dict[int, list[np.ndarray]] = {}
+    histories: dict[int, History] = {}
 
     def start(conversation: int) -> RowBuilder:
         builder = newest[conversation] = RowBuilder()
@@ -315,27 +348,27 @@ def build_rows(
 
     for index, (turn, reward) in enumerate(zip(turns, rewards, strict=True)):
         number = turn.conversation
-        history = histories.setdefault(number, [])
+        history = histories.setdefault(number, History())
         if not turn.extends:
-            history.clear()
+            history = histories[number] = History()
         # A row ends where the next prompt does not contain it unchanged.
         if number not in newest or row_per_turn or not turn.extends:
             builder = start(number)
-            if history:
+            if history.ids:
                 # Only with row_per_turn: otherwise the builder has the history already.
-                builder.prompt(np.concatenate(history))
+                builder.prompt(np.concatenate(history.ids), history.images)
         builder = newest[number]
-        builder.prompt(turn.prompt_ids)
+        builder.prompt(turn.prompt_ids, turn.images)
         builder.turn(index, turn, reward)
         # Kept for row_per_turn only, whose rows repeat their context.
-        history += [np.asarray(turn.prompt_ids), np.asarray(turn.action_ids)]
+        history.append(turn)
     assert started, "An episode has at least one turn."
     # The last observation is only a prompt: nothing in it is trained.
     if bootstrap and final_prompt is not None:
         if final_conversation not in newest or not final_prompt.extends:
             start(final_conversation)
         builder = newest[final_conversation]
-        builder.prompt(final_prompt.ids)
+        builder.prompt(final_prompt.ids, final_prompt.images)
     rows = [each.build() for each in started]
     last = rows[started.index(builder)]
     last.bootstrap = bootstrap

@@ -1,0 +1,102 @@
+"""Checks of policies that read pictures: what does not carry them is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rllib_llm.errors import ConfigError
+from rllib_llm.modules.gguf_models import is_gguf
+from rllib_llm.modules.tiny import BUILT_MODELS
+from rllib_llm.pictures.spec import image_spec
+
+if TYPE_CHECKING:
+    from rllib_llm.types import LLMConfig
+
+_ALGORITHMS = ("GRPO", "SFT")
+
+
+def reads_pictures(config: LLMConfig) -> bool:
+    """Return whether a policy's model reads pictures, before it is built as well."""
+    model = config.lm_model
+    if model in BUILT_MODELS or is_gguf(model):
+        return model == "tiny-vlm"
+    # A hub id may have to be downloaded: it is checked once the model is resolved.
+    file = Path(model).expanduser() / "config.json"
+    if config.resolved_model is None and not file.is_file():
+        return False
+    return image_spec(config.resolved_model or model) is not None
+
+
+def validate_pictures(config: LLMConfig) -> None:
+    """Check the settings of a policy whose model reads pictures.
+
+    Raises:
+        ConfigError: If one of them does not carry pictures, or if ``freeze`` names
+            parts that a model of text does not have.
+    """
+    if not reads_pictures(config):
+        if config.lm_freeze:
+            raise ConfigError(
+                f"language_model.freeze={list(config.lm_freeze)} would have no effect: "
+                f"{config.lm_model!r} reads text alone. Leave it out, or use a "
+                "vision-language model."
+            )
+        return
+    name = getattr(config.algo_class, "__name__", "")
+    if name not in _ALGORITHMS:
+        raise ConfigError(
+            f"{name} does not carry pictures, and {config.lm_model!r} reads them. Use "
+            f"{' or '.join(_ALGORITHMS)}, or a model of text (docs/pictures.md)."
+        )
+    for setting, value, remedy in _unsupported(config):
+        raise ConfigError(
+            f"{setting}={value!r} does not carry pictures, and {config.lm_model!r} "
+            f"reads them. {remedy}, or use a model of text (docs/pictures.md)."
+        )
+
+
+def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
+    """Return the settings that do not carry pictures: name, value, remedy."""
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
+
+    leave_out = "Leave it out"
+    runner = config.env_runner_cls
+    is_stock = runner is not None and not issubclass(runner, LLMEnvRunner)
+    settings: list[tuple[bool, str, object, str]] = [
+        (config.is_multi_agent, "multi_agent", config.module_ids, leave_out),
+        (is_stock, "env_runner_cls", runner, leave_out),
+        (
+            config.generation_engine != "torch",
+            "generation.engine",
+            config.generation_engine,
+            "Use engine='torch'",
+        ),
+        (
+            config.action_head != "generate",
+            "generation.head",
+            config.action_head,
+            "Use head='generate'",
+        ),
+        (
+            config.history == "rerender",
+            "language_model.history",
+            config.history,
+            "Use history='append' or 'latest'",
+        ),
+        (config.num_learners > 1, "num_learners", config.num_learners, "Use 0 or 1"),
+    ]
+    for setting, attribute in (
+        ("language_model.lora", "lm_lora"),
+        ("language_model.compile", "lm_compile"),
+        ("training.packing", "packing"),
+        ("learners.sharding", "sharding"),
+        ("sample_ahead", "sample_ahead"),
+        ("rollouts.save_episodes", "save_episodes"),
+        ("rollouts.fork", "fork"),
+        ("replay.episodes_per_iteration", "replay_episodes_per_iteration"),
+        ("data.files", "data_files"),
+    ):
+        value = getattr(config, attribute, None)
+        settings.append((bool(value), setting, value, leave_out))
+    return [(name, value, remedy) for holds, name, value, remedy in settings if holds]

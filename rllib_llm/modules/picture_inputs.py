@@ -1,0 +1,52 @@
+"""Embeddings of rows with pictures, for the Learner's forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rllib_llm.data import columns
+from rllib_llm.data.micro_batches import read
+from rllib_llm.pictures.features import PictureReader, merged
+from rllib_llm.pictures.row_pictures import BatchPictures
+
+
+def row_embeddings(lm: nn.Module, batch: Mapping[str, Any], spec: Any) -> Tensor | None:
+    """Return a micro-batch's embeddings with its pictures' features.
+
+    Each picture is computed once, also where several rows show it.
+
+    Args:
+        lm: The language model.
+        batch: Rows.
+        spec: The model's ImageSpec; None for a model of text.
+
+    Returns:
+        [B, T, hidden]; None if no row has a picture, and the ids suffice.
+    """
+    pictures = batch.get(columns.PICTURES)
+    if pictures is None:
+        return None
+    assert isinstance(pictures, BatchPictures)
+    assert spec is not None, "A model of text got pictures."
+    starts = read(batch, columns.PICTURE_STARTS)  # [B, M]
+    rows, which = np.nonzero(starts >= 0)
+    if not len(rows):
+        return None
+    index = read(batch, columns.PICTURE_INDEX)[rows, which]  # [K]
+    distinct, number = np.unique(index, return_inverse=True)
+    reader = PictureReader(lm, spec.mean, spec.std)
+    features = reader(torch.as_tensor(pictures.pixels[distinct]))  # [P, count, hidden]
+    of_rows = features[torch.as_tensor(number, device=features.device)]
+    places = starts[rows, which][:, None] + np.arange(pictures.count)  # [K, count]
+    embeddings = lm.get_input_embeddings()(batch[columns.INPUT_IDS])
+    return merged(
+        embeddings,
+        np.repeat(rows, pictures.count),
+        places.ravel(),
+        of_rows.flatten(0, 1),
+    )

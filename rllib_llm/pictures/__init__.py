@@ -1,0 +1,1 @@
+"""Pictures in turns: contract, places among tokens, features, rows."""

@@ -1,0 +1,171 @@
+"""Picture inputs of a vision-language model's family: size, tokens, normalisation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from rllib_llm.errors import ModelError
+
+FAMILIES = ("smolvlm", "idefics3")
+_POSITIONS_3D = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+    *("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v", "glm4v_moe"),
+)
+_BOTH_WAYS = ("gemma3", "gemma3n", "paligemma")
+_ADVICE = (
+    f"Use a model of the families {', '.join(FAMILIES)}, e.g. "
+    "'HuggingFaceTB/SmolVLM-256M-Instruct', or language_model.model='tiny-vlm'."
+)
+_PREPROCESSOR = "preprocessor_config.json"
+_PROCESSOR_FILES = (_PREPROCESSOR, "processor_config.json", "chat_template.jinja")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSpec:
+    """Picture inputs of a model.
+
+    A picture is scaled to a square of ``size`` pixels, as the family's processor scales
+    its global picture; it is never split into tiles.
+
+    Attributes:
+        family: Model type of transformers.
+        token: The placeholder token.
+        token_id: Its id.
+        count: Placeholders of a picture, one per feature vector.
+        before: Text before the placeholders, in the model's own control tokens.
+        after: Text after them.
+        size: Height and width of the vision tower's input, in pixels.
+        patch: Height and width of its patches, in pixels.
+        mean: Mean of each colour, of values in [0, 1].
+        std: Standard deviation of each colour.
+    """
+
+    family: str
+    token: str
+    token_id: int
+    count: int
+    before: str
+    after: str
+    size: int
+    patch: int
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    @property
+    def patches(self) -> int:
+        """Number of patches of a picture: positions of the vision tower."""
+        return (self.size // self.patch) ** 2
+
+    @property
+    def tokens(self) -> set[str]:
+        """The tokens that stand for a picture, which no observation may spell."""
+        around = re.findall(r"<[^<>]+>", self.before + self.after)
+        return {self.token, *around}
+
+    def expand(self) -> str:
+        """Return the text that stands for a picture in a prompt."""
+        return f"{self.before}{self.token * self.count}{self.after}"
+
+
+def refused_family(family: str) -> str | None:
+    """Return why pictures of a family are not supported; None if they are."""
+    if family in FAMILIES:
+        return None
+    if family in _POSITIONS_3D:
+        rule = "it has positions of three dimensions (mrope); those here have one"
+    elif family in _BOTH_WAYS:
+        rule = (
+            "its picture tokens attend in both directions; attention here is causal "
+            "(and the projector of a random Gemma3 is 0)"
+        )
+    else:
+        rule = "its picture inputs are not implemented"
+    return f"Pictures for models of type {family!r} are refused: {rule}. {_ADVICE}"
+
+
+def reads_pictures(config: Any) -> bool:
+    """Return whether a model's config is of a supported vision-language family."""
+    return config.model_type in FAMILIES
+
+
+@functools.lru_cache(maxsize=8)
+def image_spec(model: str) -> ImageSpec | None:
+    """Return the picture inputs of a checkpoint folder or hub id.
+
+    Returns:
+        None for a model that reads text alone.
+
+    Raises:
+        ModelError: If the config or the tokenizer lacks what pictures need.
+    """
+    from transformers import AutoTokenizer
+
+    from rllib_llm.modules.architectures import read_config
+
+    config = read_config(model)
+    if not reads_pictures(config):
+        return None
+    path = Path(model).expanduser()
+    tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else model)
+    vision = config.vision_config
+    size, patch = vision.image_size, vision.patch_size
+    side, rest = divmod(size // patch, config.scale_factor)
+    if rest or size % patch:
+        raise ModelError(
+            f"{model!r} has pictures of {size} pixels, patches of {patch} and "
+            f"scale_factor={config.scale_factor}; a picture must have a multiple of "
+            "scale_factor patches in each direction. Correct its config.json."
+        )
+    token_id = config.image_token_id
+    token = tokenizer.convert_ids_to_tokens(token_id)
+    if token is None:
+        raise ModelError(
+            f"{model!r} has image_token_id={token_id}, which its tokenizer lacks. Use "
+            "the tokenizer of the checkpoint."
+        )
+    vocabulary = tokenizer.get_vocab()
+    around = [
+        t for t in ("<fake_token_around_image>", "<global-img>") if t in vocabulary
+    ]
+    mean, std = _normalisation(path)
+    return ImageSpec(
+        family=config.model_type,
+        token=token,
+        token_id=token_id,
+        count=side * side,
+        before="".join(around),
+        after=around[0] if around else "",
+        size=size,
+        patch=patch,
+        mean=mean,
+        std=std,
+    )
+
+
+def _normalisation(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the processor's mean and standard deviation of colours."""
+    file = folder / _PREPROCESSOR
+    given = json.loads(file.read_text()) if file.is_file() else {}
+    half = (0.5, 0.5, 0.5)  # of SigLIP, the tower of these families
+    return (
+        tuple(given.get("image_mean") or half),
+        tuple(given.get("image_std") or half),
+    )
+
+
+def copy_processor(model: str, folder: Path) -> None:
+    """Copy the files of a model's processor into another model folder.
+
+    Args:
+        model: Folder of the model; a hub id has none, and nothing is copied.
+        folder: The target.
+    """
+    for name in _PROCESSOR_FILES:
+        file = Path(model).expanduser() / name
+        if file.is_file() and file.parent != folder and not (folder / name).exists():
+            (folder / name).write_bytes(file.read_bytes())

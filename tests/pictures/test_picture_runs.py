@@ -1,0 +1,168 @@
+"""Whole iterations with pictures: sampling, update, checkpoints, demonstrations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from picture_helpers import picture
+
+from rllib_llm import GRPO, GRPOConfig, SFTConfig
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import TurnResult
+from rllib_llm.envs import TextEnv
+from rllib_llm.pictures.contract import digest
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
+MISMATCH = "train_inference_mismatch_max"
+
+
+class ThreeShots(TextEnv):
+    """Shows one picture, none, then two; rewards the letter that follows from them."""
+
+    max_turns = 3
+
+    def start(self, rng):
+        self.seed_of_pictures = int(rng.integers(1000))
+        return TurnResult("<image> Which?", images=[self._shot(0)])
+
+    def _shot(self, number):
+        return picture(self.seed_of_pictures + number, 20 + 6 * number, 32)
+
+    def parse(self, completion):
+        return completion or "nothing"
+
+    def reply(self, action):
+        reward = float(len(action) % 2)
+        if self.turn == 1:
+            return TurnResult("No picture. Which?", reward)
+        if self.turn == 2:
+            images = [self._shot(1), self._shot(2)]
+            return TurnResult("Now <image> or <image>?", reward, images=images)
+        return TurnResult("Over.", reward, terminated=True, success=True)
+
+    def expert_action(self, rng):
+        return str(rng.choice(["left", "right"]))
+
+    random_action = expert_action
+
+
+def config_of(kind=GRPOConfig, env=ThreeShots, **training):
+    rollouts = {"episodes_per_iteration": 8}
+    if kind is GRPOConfig:
+        rollouts["group_size"] = 4
+    return (
+        kind()
+        .environment(env)
+        .language_model(model="tiny-vlm", tiny=TINY)
+        .generation(max_new_tokens=5)
+        .rollouts(**rollouts)
+        .training(lr=1e-2, **training)
+        .env_runners(num_envs_per_env_runner=8)
+        .debugging(seed=3)
+    )
+
+
+def learned(result):
+    return result["learners"]["default_policy"]
+
+
+def weights_of(algo):
+    module = algo.learner_group._learner.module["default_policy"].unwrapped()
+    return {n: p.detach().clone() for n, p in module.named_parameters()}
+
+
+def test_sampler_and_learner_agree_and_the_tower_learns():
+    algo = config_of(minibatch_size=4, num_epochs=2).build_algo()
+    before = weights_of(algo)
+    results = [algo.train() for _ in range(2)]
+    after = weights_of(algo)
+    algo.stop()
+    for result in results:
+        assert learned(result)[MISMATCH] < 1e-5
+        assert learned(result)["grad_norm"] > 0
+    for part in ("vision_model", "connector", "text_model"):
+        names = [n for n in before if part in n]
+        assert any(not torch.equal(before[n], after[n]) for n in names)
+
+
+def test_a_frozen_tower_stays_as_it_is():
+    config = config_of().language_model(freeze=["vision"])
+    algo = config.build_algo()
+    before = weights_of(algo)
+    result = algo.train()
+    after = weights_of(algo)
+    assert learned(result)[MISMATCH] < 1e-5
+    algo.stop()
+    for name in before:
+        same = torch.equal(before[name], after[name])
+        assert same if "vision_model" in name else True
+    assert not all(torch.equal(before[n], after[n]) for n in before)
+
+
+def test_episodes_hold_pixels_once_and_digests_in_their_turns():
+    algo = config_of().build_algo()
+    tasks = algo.config.build_task_source().next_groups(4)
+    episode = algo.env_runner.sample(tasks=tasks)[0]
+    algo.stop()
+    data = episode_data(episode)
+    turns = episode.get_extra_model_outputs("turn")
+    assert [len(turn.images) for turn in turns] == [1, 0, 2]
+    names = [ref.digest for turn in turns for ref in turn.images]
+    assert list(data.pictures) == names
+    assert all(digest(data.pictures[n]) == n for n in names)
+    assert all(p.dtype == np.uint8 for p in data.pictures.values())
+    # RLlib's own record holds digests, and the conversation names them.
+    assert episode.get_infos(0)["images"] == names[:1]
+    users = [m for m in data.messages if m["role"] == "user"]
+    assert [m.get("images", "") for m in users] == [names[0], "", " ".join(names[1:])]
+    places = [(ref.start, ref.count) for ref in data.images]
+    token = algo.config.chat_renderer().pictures.token_id
+    for start, count in places:
+        assert data.ids[start : start + count] == [token] * count
+
+
+@pytest.mark.parametrize("history", ["append", "latest"])
+def test_a_resumed_run_continues_to_the_bit(tmp_path, history):
+    config = config_of().language_model(history=history)
+    algo = config.build_algo()
+    first = algo.train()
+    assert learned(first)[MISMATCH] < 1e-5
+    algo.save_to_path(tmp_path / "one")
+    algo.train()
+    expected = weights_of(algo)
+    algo.stop()
+    again = GRPO.from_checkpoint(tmp_path / "one")
+    again.train()
+    resumed = weights_of(again)
+    again.stop()
+    assert all(torch.equal(expected[n], resumed[n]) for n in expected)
+
+
+def test_demonstrations_show_pictures():
+    algo = config_of(SFTConfig, "colour_grid-v0").build_algo()
+    nll = [learned(algo.train())["nll"] for _ in range(3)]
+    episode = algo.collect()[0]
+    algo.stop()
+    assert nll[-1] < nll[0]
+    (turn,) = episode.get_extra_model_outputs("turn")
+    assert len(turn.images) == 1
+    assert set(episode_data(episode).pictures) == {turn.images[0].digest}
+
+
+def test_a_reference_policy_reads_the_pictures():
+    algo = config_of(ref_kl_coeff=0.1).build_algo()
+    first, second = (learned(algo.train()) for _ in range(2))
+    algo.stop()
+    assert abs(first["ref_kl"]) < 1e-6
+    assert second["ref_kl"] > 1e-6
+
+
+@pytest.mark.slow
+def test_remote_env_runners_send_pictures():
+    config = config_of(env="colour_grid-v0").env_runners(num_env_runners=1)
+    algo = config.build_algo()
+    results = [learned(algo.train()) for _ in range(2)]
+    algo.stop()
+    assert all(r[MISMATCH] < 1e-5 for r in results)

@@ -1,0 +1,125 @@
+"""Settings of policies that read pictures: refusals before training."""
+
+from __future__ import annotations
+
+import pytest
+from picture_helpers import picture
+
+from rllib_llm import (
+    GRPOConfig,
+    LLMPPOConfig,
+    MARFTConfig,
+    PrefConfig,
+    RewardModelConfig,
+    SelfPlayConfig,
+    SFTConfig,
+)
+from rllib_llm.algorithms.config.preflight import preflight
+from rllib_llm.data.types import TurnResult
+from rllib_llm.envs import TextEnv
+from rllib_llm.errors import ConfigError, EnvContractError
+from rllib_llm.offline.prepare_model import prepare_language_model
+
+
+def config_of(kind=GRPOConfig, **model):
+    model = {"model": "tiny-vlm", **model}
+    return kind().environment("colour_grid-v0").language_model(**model)
+
+
+def grpo(section, **settings):
+    return getattr(config_of(), section)(**settings)
+
+
+@pytest.mark.parametrize("kind", [GRPOConfig, SFTConfig])
+def test_algorithms_that_carry_pictures_are_accepted(kind):
+    config_of(kind).validate()
+
+
+@pytest.mark.parametrize("kind", [LLMPPOConfig, PrefConfig, RewardModelConfig])
+def test_algorithms_that_do_not_are_refused(kind):
+    config = config_of(kind)
+    name = kind.__name__.removesuffix("Config")
+    with pytest.raises(ConfigError, match=f"{name} does not carry pictures"):
+        config.validate()
+
+
+@pytest.mark.parametrize("kind", [MARFTConfig, SelfPlayConfig])
+def test_algorithms_of_several_agents_are_refused(kind):
+    env = "team-v0" if kind is MARFTConfig else "negotiation-v0"
+    config = kind().environment(env).language_model(model="tiny-vlm")
+    with pytest.raises(ConfigError, match="does not carry pictures"):
+        config.validate()
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (lambda: grpo("generation", engine="vllm"), "generation.engine='vllm'"),
+        (lambda: grpo("generation", head="score"), "generation.head='score'"),
+        (lambda: config_of(history="rerender"), "language_model.history='rerender'"),
+        (lambda: config_of(lora={"rank": 2}), "language_model.lora"),
+        (lambda: config_of(compile="eager"), "language_model.compile='eager'"),
+        (lambda: grpo("training", packing=True), "training.packing=True"),
+        (lambda: grpo("rollouts", save_episodes=True), "rollouts.save_episodes=True"),
+        (lambda: grpo("learners", num_learners=2), "num_learners=2"),
+        (
+            lambda: grpo("replay", episodes_per_iteration=8),
+            "replay.episodes_per_iteration=8",
+        ),
+        (
+            lambda: grpo("rollouts", fork={"name": "arpo"}),
+            "rollouts.fork",
+        ),
+    ],
+)
+def test_settings_that_do_not_carry_pictures_are_refused(config, name):
+    with pytest.raises(ConfigError, match="does not carry pictures") as raised:
+        config().validate()
+    assert name in str(raised.value)
+
+
+def test_freeze_needs_a_model_of_pictures():
+    with pytest.raises(ConfigError, match="freeze=.*reads text alone"):
+        config_of(model="tiny", freeze=["vision"]).validate()
+    with pytest.raises(ConfigError, match="tower"):
+        config_of(freeze=["tower"])
+
+
+def test_the_tower_of_a_checkpoint_is_frozen_unless_asked(vlm):
+    assert config_of().resolved_freeze() == []
+    assert config_of(model=vlm).resolved_freeze() == ["vision"]
+    assert config_of(model=vlm, freeze=[]).resolved_freeze() == []
+    assert config_of(freeze=["projector"]).resolved_freeze() == ["projector"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"), [({"image_size": 16}, "tiny"), ({"head_dim": 3}, "tiny-vlm")]
+)
+def test_sizes_belong_to_a_model(sizes, name):
+    with pytest.raises(ConfigError, match="no setting"):
+        config_of(model=name, tiny=sizes).validate()
+
+
+def test_a_model_of_text_is_refused_before_training():
+    config = config_of(model="tiny", tiny={"hidden_size": 32})
+    config.validate()
+    config.resolved_model = prepare_language_model(config)
+    with pytest.raises(EnvContractError, match="reads text alone"):
+        preflight(config)
+
+
+class Huge(TextEnv):
+    """Shows nine pictures at once."""
+
+    def start(self, rng):
+        return TurnResult("<image>" * 9, images=[picture(n) for n in range(9)])
+
+    def reply(self, action):
+        return TurnResult("Done.", terminated=True)
+
+
+def test_placeholders_count_in_the_first_prompt():
+    config = config_of().environment(Huge).generation(max_context_tokens=40)
+    config.resolved_model = prepare_language_model(config)
+    with pytest.raises(ConfigError, match="leaves no room to answer"):
+        preflight(config)
