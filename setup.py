@@ -48,6 +48,8 @@ AGENT_CLIENTS = [
 RUNTIME_ENV = ["virtualenv>=20.28,<22"]  # Ray's runtime_env needs it for pip
 OPENENV = ["websockets>=15,<18"]  # the client of openenv-v0
 SERVE = ["ray[serve]>=2.59,<2.61"]  # the same Ray, with FastAPI and Prometheus
+# The pages of miniwob-v0 come without dependencies: miniwob requires a newer Gymnasium
+# than RLlib (docs/dependencies.md).
 BROWSER = ["selenium>=4.30,<5"]
 GGUF = ["gguf>=0.17,<0.20", "accelerate>=1.1"]  # transformers reads the files
 
@@ -91,6 +93,7 @@ setup(
     package_data={
         "rllib_llm": ["py.typed", "envs/data/*.json", "envs/data/*.jsonl"],
         "rllib_llm.envs.agent_programs.examples": ["*.sh", "*.mjs"],
+        "rllib_llm.envs.browser": ["page.js"],
         "rllib_llm.templates": ["*.txt"],
         "rllib_llm.transcripts": ["transcripts.schema.json"],
         "rllib_llm.viewer": ["page/*.html", "page/*.css", "page/*.js"],

@@ -79,6 +79,7 @@ EXTRAS = frozenset(
         "math_verify",
         "mcp",
         "minigrid",
+        "miniwob",
         "mlflow",
         "nbclient",
         "nbformat",

@@ -13,8 +13,8 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError, RuntimeEnvSetupError
 
+from rllib_llm.envs.child_process import EnvProcessError
 from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
-from rllib_llm.envs.process_env import EnvProcessError
 from rllib_llm.envs.remote_host import MISSING, VALUE, EnvHost, is_generator
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import (

@@ -1,4 +1,4 @@
-"""Main program of the process that runs one environment (see ``process_env.py``)."""
+"""Main program of a child process (see ``child_process.py``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 import traceback
 from typing import Any
 
-from rllib_llm.envs.process_env import EnvProcessError, receive, send
+from rllib_llm.envs.child_process import EnvProcessError, receive, send
 
 
 def main() -> None:

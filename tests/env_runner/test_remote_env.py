@@ -16,8 +16,8 @@ import ray
 from rllib_llm import GRPOConfig
 from rllib_llm.env_runner.remote_env import EnvActor
 from rllib_llm.envs import make_env
+from rllib_llm.envs.child_process import EnvProcessError
 from rllib_llm.envs.make import has_numbered_tasks
-from rllib_llm.envs.process_env import EnvProcessError
 from rllib_llm.errors import ConfigError
 from rllib_llm.remote_calls import TimeLimit
 

@@ -13,6 +13,7 @@ from rllib_llm.recipes import load_recipe, search_spaces, shipped_recipes
 # Extras by what a recipe names: its environment up to a slash, its algorithm, settings.
 _ENVS = {
     "babyai-v0": "babyai",
+    "miniwob-v0": "browser",
     "open_spiel": "games",
     "open_spiel-v0": "games",
     "pettingzoo_classic-v0": "classic",

@@ -18,6 +18,7 @@ LIBRARIES = {
     "text_arena-v0": ("textarena", "games"),
     "pettingzoo_classic-v0": ("pygame", "classic"),
     "babyai-v0": ("minigrid", "babyai"),
+    "miniwob-v0": ("selenium", "browser"),
     "reasoning_gym-v0": ("reasoning_gym", "reasoning"),
     "scienceworld-v0": ("scienceworld", "scienceworld"),
     "textworld-v0": ("textworld", "textworld"),
@@ -49,7 +50,8 @@ def test_listing_the_games_imports_no_library():
     code = (
         "import sys, rllib_llm.envs as e, rllib_llm.selfplay; e.TEXT_ENVS.names(); "
         "heavy = {'pyspiel', 'textarena', 'pygame', 'openskill', 'torch', 'ray', "
-        "'minigrid', 'reasoning_gym', 'websockets', 'textworld', 'scienceworld'}; "
+        "'minigrid', 'reasoning_gym', 'websockets', 'textworld', 'scienceworld', "
+        "'selenium', 'miniwob'}; "
         "print(heavy & set(sys.modules))"
     )
     result = subprocess.run(

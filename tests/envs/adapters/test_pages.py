@@ -22,6 +22,7 @@ _BLOCKS = re.compile(r"^```(python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
         ("environments/pettingzoo_classic.md", "rlcard"),
         ("environments/babyai.md", "minigrid"),
         ("environments/reasoning_gym.md", "reasoning_gym"),
+        pytest.param("environments/miniwob.md", "selenium", marks=pytest.mark.slow),
         pytest.param("environments/textworld.md", "textworld", marks=pytest.mark.slow),
         pytest.param(
             *("environments/scienceworld.md", "scienceworld"), marks=pytest.mark.slow
@@ -30,8 +31,9 @@ _BLOCKS = re.compile(r"^```(python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 )
 def test_examples_print_what_the_page_says(page, library):
     pytest.importorskip(library)
-    if library == "scienceworld" and shutil.which("java") is None:
-        pytest.skip("no java")
+    program = {"scienceworld": "java", "selenium": "chromedriver"}.get(library)
+    if program and shutil.which(program) is None:
+        pytest.skip(f"no {program}")
     (_, code), (_, wanted) = _BLOCKS.findall((DOCS / page).read_text("utf-8"))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

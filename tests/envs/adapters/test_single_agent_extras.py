@@ -18,23 +18,30 @@ from rllib_llm.envs.transcript import expert_policy, play, random_policy
 
 LIBRARIES = {
     "babyai-v0": "minigrid",
+    "miniwob-v0": "selenium",
     "reasoning_gym-v0": "reasoning_gym",
     "scienceworld-v0": "scienceworld",
     "textworld-v0": "textworld",
 }
-# Its games take long to make; random play wins easy ones, given time.
-CONFIGS = {"textworld-v0": {"games": 4, "level": 3, "max_turns": 8}}
+CONFIGS = {
+    "miniwob-v0": {"task": "click-checkboxes"},  # whose pages differ in their words
+    # Its games take long to make; random play wins easy ones, given time.
+    "textworld-v0": {"games": 4, "level": 3, "max_turns": 8},
+}
+PROGRAMS = {"scienceworld-v0": "java", "miniwob-v0": "chromedriver"}
+SLOW = ("miniwob-v0", "scienceworld-v0", "textworld-v0")
 
 
 @pytest.fixture(
     params=[
-        pytest.param(n, marks=[pytest.mark.slow] if "world" in n else [])
+        pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else [])
         for n in LIBRARIES
     ]
 )
 def name(request):
-    if request.param == "scienceworld-v0" and shutil.which("java") is None:
-        pytest.skip("no java")
+    program = PROGRAMS.get(request.param)
+    if program and shutil.which(program) is None:
+        pytest.skip(f"no {program}")
     try:
         importlib.import_module(LIBRARIES[request.param])
     except ImportError as error:

@@ -1,0 +1,165 @@
+"""Adapter of MiniWoB++: tasks on small web pages, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rllib_llm.data.types import TurnResult
+from rllib_llm.envs.adapters.miniwob_experts import EXPERTS
+from rllib_llm.envs.adapters.miniwob_pages import (
+    MiniWobPages,
+    check_task,
+    require_pages,
+)
+from rllib_llm.envs.browser.actions import (
+    FORMAT_HINT,
+    KEYS,
+    ActionProblem,
+    PageAction,
+    read_action,
+)
+from rllib_llm.envs.browser.elements import TYPED, page_text
+from rllib_llm.envs.parsing import require_float
+from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import TextEnv, in_split
+from rllib_llm.errors import ConfigError
+
+_WORDS = ("Ann", "Bob", "abc", "42")
+
+
+@register_text_env("miniwob-v0")
+class MiniWob(TextEnv):
+    """Carry out an instruction on a web page; ``task`` selects the kind of page.
+
+    MiniWoB++ (Liu et al. 2018, arXiv:1802.08802), after World of Bits (Shi et al.
+    2017). Each environment has a browser in a process of its own. The reward at the end
+    is the page's, without its factor for time; 1 is success. A browser that fails or
+    hangs is replaced; the episode is an error then, not a failure of the agent.
+
+    A snapshot holds the page's seed and the actions so far; restoring it replays them.
+
+    Raises:
+        MissingExtraError: If Selenium or the pages of MiniWoB++ are not installed.
+        ConfigError: At the first reset, if Chromium is not installed.
+    """
+
+    max_turns = 15
+    format_hint = FORMAT_HINT
+    _KEPT = TextEnv._KEPT | {"_pages"}
+
+    def __init__(self, env_config: dict[str, Any] | None = None):
+        require_pages()
+        super().__init__(env_config)
+        self._pages: MiniWobPages | None = None
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        task: str | Sequence[str] = "click-test-2",
+        timeout_s: float = 60.0,
+    ) -> str:
+        """Draw the page.
+
+        Args:
+            rng: Generator of the task and of the page's seed.
+            task: A task of MiniWoB++, or a list of which each episode draws one.
+            timeout_s: Limit of each call of the browser, in seconds.
+        """
+        tasks = [task] if isinstance(task, str) else list(task)
+        if not tasks:
+            raise ConfigError("task=[] must be a task of MiniWoB++, or several.")
+        for each in tasks:
+            check_task(each)
+        self.timeout_s = require_float("timeout_s", timeout_s, 1.0, 3600.0)
+        self.task = tasks[int(rng.integers(len(tasks)))]
+        while True:
+            seed = int(rng.integers(2**31))
+            if in_split(f"{self.task} {seed}", self.split):
+                break
+        self._game = (self.task, seed, self.split)
+        self.actions: list[PageAction] = []
+        self.problem = ""
+        self.state = self._open().start(*self._game)
+        shown = page_text(self.state.elements)
+        return f"{self.state.task}\n{shown}\n{self.format_hint}"
+
+    def parse(self, completion: str) -> PageAction | None:
+        """Return the last action, None if the page does not allow it."""
+        try:
+            return read_action(completion, self.state.elements)
+        except ActionProblem as problem:
+            self.problem = str(problem)
+            return None
+
+    def reply(self, action: PageAction) -> TurnResult:
+        """Apply the action and show the page."""
+        assert self._pages is not None, "The environment is closed."
+        self.actions.append(action)
+        self.state = state = self._pages.act(action)
+        if not state.is_done:
+            return TurnResult(page_text(state.elements))
+        success = state.reward >= 1.0
+        text = "The task is done." if success else "The task has failed."
+        solved = {f"solved_{self.task.replace('-', '_')}": float(success)}
+        return TurnResult(text, state.reward, True, success=success, metrics=solved)
+
+    def expert_action(self, rng: np.random.Generator) -> str:
+        """Return the next action towards the goal.
+
+        Raises:
+            NotImplementedError: For tasks without an expert.
+        """
+        if self.task not in EXPERTS:
+            raise NotImplementedError(
+                f"task={self.task!r} has no expert; {', '.join(EXPERTS)} have one."
+            )
+        return str(EXPERTS[self.task](self.state.task, self.state.elements))
+
+    def random_action(self, rng: np.random.Generator) -> str:
+        """Return a random action on a random element."""
+        elements = self.state.elements
+        if not elements:
+            return f"press {rng.choice(KEYS)}"
+        element = elements[int(rng.integers(len(elements)))]
+        if element.kind in TYPED and rng.random() < 0.5:
+            return str(PageAction("type", element.number, str(rng.choice(_WORDS))))
+        if element.options:
+            option = str(rng.choice(element.options))
+            return str(PageAction("select", element.number, option))
+        return str(PageAction("click", element.number))
+
+    def restore(self, state: bytes) -> None:
+        """Return to a :meth:`snapshot` by replaying its actions."""
+        super().restore(state)
+        pages = self._open()
+        self.state = pages.start(*self._game)
+        for action in self.actions:
+            self.state = pages.act(action)
+
+    def close(self) -> None:
+        """End the browser."""
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            pages.browser.close()
+
+    def interrupt(self) -> None:
+        """Kill the browser, so that a call that hangs returns with an error."""
+        if self._pages is not None:
+            self._pages.browser.kill()
+
+    def _invalid(self) -> TurnResult:
+        text = f"{self.problem}\n{page_text(self.state.elements)}"
+        return TurnResult(
+            text,
+            reward=self.invalid_action_reward,
+            terminated=self.invalid_action == "end",
+        )
+
+    def _open(self) -> MiniWobPages:
+        if self._pages is None:
+            self._pages = MiniWobPages()
+        self._pages.browser.timeout_s = self.timeout_s
+        return self._pages

@@ -1,0 +1,188 @@
+"""MiniWoB++ in a real browser; skipped where Chromium or the extra is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("selenium")
+
+from rllib_llm.envs import make_env
+from rllib_llm.envs.adapters.miniwob_experts import EXPERTS
+from rllib_llm.envs.browser import client
+from rllib_llm.envs.browser.chromium import find_program
+from rllib_llm.envs.child_process import EnvProcessError
+from rllib_llm.envs.transcript import expert_policy, play, random_policy
+from rllib_llm.errors import MissingExtraError
+
+pytestmark = pytest.mark.slow
+if not find_program(client.BINARIES) or not find_program(client.DRIVERS):
+    pytest.skip("no Chromium with its chromedriver", allow_module_level=True)
+try:
+    make_env("miniwob-v0")
+except MissingExtraError as error:
+    pytest.skip(str(error), allow_module_level=True)
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def env():
+    made = make_env("miniwob-v0")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def browser(env):
+    """Return the browser of an episode that has just begun."""
+    env.reset(seed=0, options={"task": "click-test-2"})
+    return env._pages.browser
+
+
+def has_ended(group):
+    """Return whether all processes of a group are gone, within 20 s."""
+    end = time.monotonic() + 20.0
+    while time.monotonic() < end:
+        with contextlib.suppress(ChildProcessError):  # an ended child is a zombie
+            os.waitpid(group, os.WNOHANG)
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("task", EXPERTS)
+def test_experts_succeed_on_training_and_held_out_seeds(env, task):
+    for seed in range(10):
+        options = {"task": task, "split": ("train", "test")[seed % 2]}
+        transcript = play(env, seed, expert_policy, options=options)
+        assert transcript.success is True, str(transcript)
+        assert transcript.rewards[-1] == 1.0  # not less for the time it took
+
+
+def test_experts_recover_from_mistakes(env):
+    for seed, task in enumerate(["click-checkboxes", "login-user", "choose-list"] * 3):
+        env.reset(seed=seed, options={"task": task})
+        while not any(e.value in ("on", "x") for e in env.state.elements):
+            element = env.state.elements[int(RNG.integers(len(env.state.elements)))]
+            if element.kind == "checkbox":
+                env.step(f"click {element.number}")
+            elif element.kind in ("field", "list"):
+                break
+        fields = [e for e in env.state.elements if e.kind == "field"]
+        for field in fields:
+            env.step(f'type {field.number} "wrong"')
+        is_over = False
+        while not is_over:
+            *_, reward, terminated, truncated, _ = env.step(env.expert_action(RNG))
+            is_over = terminated or truncated
+        assert reward == 1.0
+
+
+def test_episodes_depend_on_nothing_but_the_seed(env):
+    tasks = ["click-tab-2", "click-checkboxes", "click-dialog", "click-widget"]
+    alone = []
+    for seed, task in enumerate(tasks):
+        alone.append(str(play(env, seed, random_policy, options={"task": task})))
+    again = make_env("miniwob-v0")
+    for seed, task in reversed(list(enumerate(tasks))):
+        transcript = play(again, seed, random_policy, options={"task": task})
+        assert str(transcript) == alone[seed]
+    again.close()
+
+
+def test_a_killed_browser_loses_its_episode_and_is_replaced(env, browser):
+    prompt = env.reset(seed=5)[0]
+    group, folder = browser.pid, Path(browser._folder)
+    os.killpg(group, signal.SIGKILL)
+    with pytest.raises(EnvProcessError, match="ended"):
+        env.step("click 1")
+    assert has_ended(group) and not folder.exists()
+    assert env.reset(seed=5)[0] == prompt and browser.pid != group
+    assert env.step(env.expert_action(RNG))[2]
+
+
+def test_a_browser_killed_between_episodes_loses_none(env, browser):
+    os.killpg(browser.pid, signal.SIGKILL)
+    assert play(env, 3, expert_policy).success
+
+
+def test_a_crashed_page_is_an_error(env, browser):
+    group = browser.pid
+    with pytest.raises(EnvProcessError):
+        browser.call("open", "chrome://crash")
+    assert has_ended(group) and play(env, 3, expert_policy).success
+
+
+def test_a_page_that_hangs_is_ended_in_time(env, browser):
+    group, browser.timeout_s = browser.pid, 2.0
+    began = time.monotonic()
+    with pytest.raises(EnvProcessError, match="within 2 s and was killed"):
+        browser.call("run", "while (true) {}")
+    assert time.monotonic() - began < 20.0
+    assert has_ended(group) and play(env, 3, expert_policy).success
+
+
+def test_errors_of_scripts_are_failures_of_the_browser(env, browser):
+    with pytest.raises(EnvProcessError, match="failed in run"):
+        browser.call("run", "return missing.name;")
+    assert play(env, 3, expert_policy).success
+
+
+def test_closing_ends_all_processes_and_removes_the_files():
+    made = make_env("miniwob-v0")
+    made.reset(seed=0)
+    browser = made._pages.browser
+    group, folder = browser.pid, Path(browser._folder)
+    assert folder.is_dir()
+    made.close()
+    assert has_ended(group) and not folder.exists()
+
+
+def test_collected_environments_end_their_browsers():
+    made = make_env("miniwob-v0")
+    made.reset(seed=0)
+    group, folder = made._pages.browser.pid, Path(made._pages.browser._folder)
+    del made
+    assert has_ended(group) and not folder.exists()
+
+
+def test_no_address_but_this_machine_can_be_reached(env, browser):
+    script = (
+        "const done = arguments[0]; fetch('http://192.0.2.1/')"
+        ".then(() => 'reached', error => String(error))"
+        ".then(text => { window.outcome = text; });"
+    )
+    browser.call("run", script)
+    end = time.monotonic() + 20.0
+    while not (outcome := browser.call("run", "return window.outcome || '';")):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert "Failed to fetch" in outcome
+
+
+def test_typing_replaces_a_text_and_keys_reach_the_focus(env):
+    env.reset(seed=1, options={"task": "login-user"})
+    name = next(e.number for e in env.state.elements if e.kind == "field")
+    shown = []
+    for action in ('"Ann"', f'{name} "ab "', '"\u00e9\\""'):
+        number = "" if action.startswith(str(name)) else f"{name} "
+        env.step(f"type {number if not shown else ''}{action}")
+        shown.append(env.state.elements[name - 1].value)
+    assert shown == ["Ann", "ab", 'ab \u00e9"']
+    env.step(f'type {name} ""')
+    assert env.state.elements[name - 1].value == ""
+    env.step('type "abc"')
+    env.step("press backspace")
+    assert env.state.elements[name - 1].value == "ab"
+    env.step("press tab")
+    focused = next(e for e in env.state.elements if e.is_focused)
+    assert focused.number > name

@@ -1,0 +1,222 @@
+"""MiniWoB++ without a browser: recorded pages, played again by a stand-in.
+
+``miniwob_recorded.json`` holds what the script of the package read from real pages in
+one episode of the expert per task, and the expert's actions.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rllib_llm.envs import make_env
+from rllib_llm.envs.adapters import miniwob_pages
+from rllib_llm.envs.adapters.miniwob_experts import EXPERTS
+from rllib_llm.envs.adapters.miniwob_pages import PageState
+from rllib_llm.envs.browser import client
+from rllib_llm.envs.browser.actions import read_action
+from rllib_llm.envs.child_process import EnvProcessError
+from rllib_llm.errors import ConfigError, MissingExtraError
+
+RECORDED = json.loads(Path(__file__).with_name("miniwob_recorded.json").read_text())
+RNG = np.random.default_rng(0)
+
+
+class StandIn:
+    """A browser that shows the states of one recorded task, one after the other."""
+
+    def __init__(self):
+        self.calls, self.fail_at, self.starts = [], None, 0
+        self.states, self.timeout_s, self.pid = [], 60.0, None
+
+    def call(self, method, *arguments):
+        if method == self.fail_at:
+            self.fail_at = None
+            raise EnvProcessError("The browser failed.")
+        self.calls.append((method, *arguments))
+        if method == "open":
+            task = arguments[0].rpartition("/")[2].removesuffix(".html")
+            self.states = list(RECORDED[task]["states"])
+        script = arguments[0] if method == "run" else ""
+        if "WOB_TASK_READY" in script:
+            return True
+        return self.states.pop(0) if "getUtterance" in script else None
+
+    def close(self):
+        self.calls.append(("close",))
+
+    kill = close
+
+
+@pytest.fixture
+def env(monkeypatch, tmp_path):
+    for task in RECORDED:
+        (tmp_path / f"{task}.html").touch()
+    monkeypatch.setattr(miniwob_pages, "pages_folder", lambda: tmp_path)
+    monkeypatch.setattr(miniwob_pages, "require_selenium", lambda: None)
+    monkeypatch.setattr(miniwob_pages, "Browser", StandIn)
+    return make_env("miniwob-v0", {"task": sorted(RECORDED)})
+
+
+def browser_of(env):
+    return env._pages.browser
+
+
+def test_every_expert_has_a_recorded_episode():
+    assert set(RECORDED) == set(EXPERTS) and len(EXPERTS) >= 10
+
+
+@pytest.mark.parametrize("task", EXPERTS)
+def test_experts_repeat_the_recorded_actions(task):
+    *states, last = map(PageState.read, RECORDED[task]["states"])
+    for state, action in zip(states, RECORDED[task]["actions"], strict=True):
+        assert str(EXPERTS[task](state.task, state.elements)) == action
+        read_action(action, state.elements)  # which the page allows
+    assert last.is_done and last.reward == 1.0
+
+
+@pytest.mark.parametrize("task", EXPERTS)
+def test_recorded_episodes_are_played_to_their_success(env, task):
+    prompt, _ = env.reset(seed=0, options={"task": task})
+    assert prompt.startswith(RECORDED[task]["states"][0]["task"])
+    assert prompt.endswith(env.format_hint)
+    assert env._game[0] == task and 0 <= env._game[1] < 2**31
+    for action in RECORDED[task]["actions"]:
+        assert env.expert_action(RNG) == action
+        _, reward, terminated, _, info = env.step(f"I will {action}.")
+    assert terminated and reward == 1.0 and info["success"] is True
+    assert info["metrics"] == {f"solved_{task.replace('-', '_')}": 1.0}
+
+
+def test_the_page_is_read_as_numbered_lines(env):
+    prompt, _ = env.reset(seed=0, options={"task": "click-test-2"})
+    assert prompt == (
+        'Click button ONE.\n1 button "ONE"\n2 button "TWO"\n' + env.format_hint
+    )
+
+
+def test_scripts_get_numbers_and_never_texts_of_the_model(env):
+    env.reset(seed=0, options={"task": "choose-list"})
+    browser = browser_of(env)
+    opened, started = browser.calls[:2]
+    assert opened[0] == "open" and opened[1].endswith("/choose-list.html")
+    assert started[2:] == env._game[1:]
+    # Neither the clock of the page nor its animations change an episode.
+    assert "EPISODE_MAX_TIME = 2147483647" in started[1] and "fx.off" in started[1]
+    env.step(env.expert_action(RNG))
+    script, number, option = browser.calls[-2][1:]
+    assert "select" in script and (number, option) == (1, 1)
+    env.step("click 2")
+    assert "click" in browser.calls[-2][1] and browser.calls[-2][2:] == (2,)
+
+
+def test_typing_focuses_the_field_and_sends_keys(env):
+    env.reset(seed=0, options={"task": "enter-text"})
+    env.step(env.expert_action(RNG))
+    calls = [c for c in browser_of(env).calls if c[0] != "open"][-3:]
+    assert "focus" in calls[0][1] and calls[0][2:] == (1,)
+    assert calls[1][0] == "type" and calls[2][0] == "run"
+
+
+def test_invalid_actions_are_explained_with_the_page(env):
+    env.reset(seed=0, options={"task": "click-test-2"})
+    text, reward, terminated, _, info = env.step("click 9")
+    assert text.startswith("There is no element 9.") and '2 button "TWO"' in text
+    assert info["invalid_action"] and reward == 0.0 and not terminated
+    assert not env.step(env.expert_action(RNG))[4]["invalid_action"]
+
+
+def test_the_reward_is_that_without_the_factor_for_time(env):
+    env.reset(seed=0, options={"task": "click-checkboxes"})
+    ended = {**RECORDED["click-test"]["states"][-1], "reward": 1 / 3}
+    browser_of(env).states = [ended]
+    _, reward, terminated, _, info = env.step("click 1")
+    assert terminated and reward == 1 / 3 and info["success"] is False
+    assert "WOB_RAW_REWARD_GLOBAL" in miniwob_pages._READ
+
+
+def test_a_failing_browser_is_an_error_and_not_a_reward(env):
+    env.reset(seed=0, options={"task": "click-test-2"})
+    browser_of(env).fail_at = "run"
+    with pytest.raises(EnvProcessError, match="failed"):
+        env.step("click 1")
+    assert env.reset(seed=0)[0]  # with the next one
+
+
+def test_loading_is_tried_twice_because_nothing_is_lost(env):
+    env.reset(seed=0)
+    browser_of(env).fail_at = "open"
+    assert env.reset(seed=0)[0]
+
+
+def test_splits_have_different_seeds_and_draw_all_tasks(env):
+    games = {"train": set(), "test": set()}
+    for seed in range(300):
+        split = ("train", "test")[seed % 2]
+        env.reset(seed=seed, options={"split": split})
+        task, page_seed, of_page = env._game
+        assert of_page == split
+        games[split].add((task, page_seed))
+    assert not games["train"] & games["test"]
+    assert {task for task, _ in games["train"]} == set(RECORDED)
+
+
+def test_restoring_replays_the_actions(env):
+    env.reset(seed=0, options={"task": "click-checkboxes"})
+    env.step(env.expert_action(RNG))
+    state = env.snapshot()
+    assert len(state) < 4_000
+    action = env.expert_action(RNG)
+    env.step(action)
+    env.restore(state)
+    assert env.expert_action(RNG) == action
+    starts = [c for c in browser_of(env).calls if c[0] == "open"]
+    assert len(starts) == 2
+
+
+def test_interrupting_and_closing_end_the_browser(env):
+    env.interrupt()  # before there is one
+    env.reset(seed=0)
+    browser = browser_of(env)
+    env.interrupt()
+    env.close()
+    assert browser.calls[-2:] == [("close",), ("close",)] and env._pages is None
+    assert env.reset(seed=0)[0]  # opens another
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"task": "click-tets"}, "Did you mean 'click-test'"),
+        ({"task": []}, "must be a task"),
+        ({"timeout_s": 0.0}, "timeout_s=0.0 must be a number from 1.0"),
+    ],
+)
+def test_impossible_options_are_refused(env, config, words):
+    with pytest.raises(ConfigError, match=words):
+        make_env("miniwob-v0", config).reset(seed=0)
+
+
+def test_tasks_without_an_expert_say_so(env, monkeypatch):
+    env.reset(seed=0)
+    env.task = "drag-box"
+    with pytest.raises(NotImplementedError, match="'drag-box' has no expert"):
+        env.expert_action(RNG)
+
+
+def test_the_remedy_names_the_pages(monkeypatch):
+    monkeypatch.setattr(miniwob_pages.importlib.util, "find_spec", lambda name: None)
+    miniwob_pages.pages_folder.cache_clear()
+    with pytest.raises(MissingExtraError, match=r"\[browser\].*--no-deps 'miniwob"):
+        miniwob_pages.pages_folder()
+    miniwob_pages.pages_folder.cache_clear()
+
+
+def test_the_remedy_names_the_packages_of_chromium(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(client, "require_selenium", lambda: None)
+    with pytest.raises(ConfigError, match="apt-get install chromium-driver"):
+        client.Browser().call("open", "about:blank")
