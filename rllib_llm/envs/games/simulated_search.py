@@ -27,8 +27,8 @@ class SimulatedSearch(MultiAgentTextEnv):
 
     The engine is a language model in the place of a search engine, as in ZeroSearch
     (Sun et al. 2025, arXiv:2505.04588): it reads the query, the question and its
-    answer, and is told to write a useful or a useless document. It has no reward; train
-    the searcher alone by ``policies_to_train``.
+    answer, and the instruction to write a useful or a useless document. It has no
+    reward; train the searcher alone by ``policies_to_train``.
 
     Questions need one fact. The splits share no entities at the start of questions.
     """
@@ -101,8 +101,8 @@ class SimulatedSearch(MultiAgentTextEnv):
         elif kind == "search" and self.is_model:
             self.query = text
         elif kind == "search":
-            found = self.world.index.search(text, 1)
-            self._show("\n".join(found) or "Nothing found.")
+            documents = self.world.index.search(text, 1)
+            self._show("\n".join(documents) or "Nothing found.")
         else:
             return self._grade(text)
         return None

@@ -1,4 +1,4 @@
-"""Simulated search: what the engine is told, who has turns, and the real index."""
+"""Simulated search: what the engine reads, who has turns, and the real index."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_the_share_of_useless_documents_is_the_noise(noise):
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_the_scripted_engine_writes_what_it_is_told(noise):
+def test_the_scripted_engine_obeys(noise):
     env, inner, _ = game(noise=noise)
     env.step({"searcher_0": f"<search>{inner.fact.query}</search>"})
     document = inner.expert_action("engine_0", np.random.default_rng(0))
