@@ -47,7 +47,7 @@ class FrozenLake(TextEnv):
         size: int = 4,
         slippery: bool = False,
         frozen_prob: float = 0.8,
-    ) -> str:
+    ) -> str | TurnResult:
         """Draw a map.
 
         Args:

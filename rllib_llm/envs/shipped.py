@@ -14,6 +14,7 @@ from rllib_llm.envs import (  # noqa: F401
     dataset,
     frames,
     frozen_lake,
+    frozen_lake_pictures,
     geo,
     guess_number,
     hangman,

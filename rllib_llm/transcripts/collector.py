@@ -20,6 +20,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.pictures.png import picture_records
 from rllib_llm.transcripts.annotations import (
     compact,
     dumps,
@@ -271,7 +272,15 @@ def _turn_record(
         "finish": turn.finish.value,
         "invalid": turn.invalid,
         "columns": token_columns,
+        **_shown_images(part, turn),
     }
+
+
+def _shown_images(part: SingleAgentEpisode, turn: Turn) -> dict[str, Any]:
+    """Return the turn's pictures as a field of its record, if it has any."""
+    if not turn.images:
+        return {}
+    return {"images": picture_records(turn.images, episode_data(part).pictures)}
 
 
 # Reading from a result ----------------------------------------------------------

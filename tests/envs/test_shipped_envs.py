@@ -27,6 +27,7 @@ SHIPPED = [
     "delay_probe-v0",
     "frames-v0",
     "frozen_lake-v0",
+    "frozen_lake_pictures-v0",
     "geo-v0",
     "guess_number-v0",
     "hangman-v0",

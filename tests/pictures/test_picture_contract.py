@@ -183,3 +183,29 @@ def test_the_shipped_environment_has_varied_pictures_in_disjoint_splits():
     assert not seen["train"] & seen["test"]
     again = play(env, 3, expert_policy, options={"split": "test"})
     assert again.pictures[0][0] in seen["test"]
+
+
+def test_frozen_lake_in_pictures_is_the_task_in_text():
+    shown = make_env("frozen_lake_pictures-v0", {"surroundings": True})
+    text = make_env("frozen_lake-v0")
+    for seed in range(20):
+        options = {"split": ("train", "test")[seed % 2]}
+        one = play(shown, seed, expert_policy, options=options)
+        two = play(text, seed, expert_policy, options=options)
+        assert (one.actions, one.rewards) == (two.actions, two.rewards)
+        assert shown.map == text.map
+        # A picture until the end, each move another one.
+        names = [n for each in one.pictures for n in each]
+        assert len(set(names)) == len(names) == len(one.actions)
+        for a, b in zip(one.observations[1:-1], two.observations[1:-1], strict=True):
+            assert a == f"<image>\nGo on.\n{b}"
+
+
+def test_the_lake_is_drawn_cell_by_cell():
+    env = make_env("frozen_lake_pictures-v0", {"pixels": 40})
+    image = env.reset(seed=1)[1]["images"][0]
+    cells = image[5::10, 5::10]
+    holes = np.array([[c == "H" for c in row] for row in env.map])
+    assert ((cells == (20, 40, 90)).all(-1) == holes).all()
+    assert cells[0, 0].tolist() == [220, 40, 40]
+    assert cells[-1, -1].tolist() == [40, 180, 60]

@@ -12,6 +12,7 @@ from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs import TextEnv
 from rllib_llm.pictures.contract import digest
+from rllib_llm.transcripts.collector import read_result
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
@@ -166,3 +167,15 @@ def test_remote_env_runners_send_pictures():
     results = [learned(algo.train()) for _ in range(2)]
     algo.stop()
     assert all(r[MISMATCH] < 1e-5 for r in results)
+
+
+def test_transcripts_show_the_pictures_of_each_turn():
+    algo = config_of().build_algo()
+    records = read_result(algo.train())
+    algo.stop()
+    shown = [[len(t.get("images", ())) for t in r["turns"]] for r in records]
+    assert shown and all(each == [1, 0, 2] for each in shown)
+    assert "images" not in records[0]["turns"][1]
+    first = records[0]["turns"][0]["images"][0]
+    assert len(first["digest"]) == 32
+    assert first["png"].startswith("iVBOR")

@@ -78,11 +78,21 @@ function said(turn, view) {
   return pre;
 }
 
+// The pictures of an observation, in order; large ones are not in the transcript.
+function pictures(turn) {
+  if (!turn.images) return null;
+  const shown = turn.images.map(({ digest, png }) =>
+    png ? el("img", { src: `data:image/png;base64,${png}`, alt: `Picture ${digest}`, title: digest })
+      : el("span", {}, `picture ${digest} is too large to be kept`));
+  return el("div", { class: "pictures" }, shown);
+}
+
 function turnCard(turn, view) {
   const read = view.asRead && known(turn.prompt) ? turn.prompt : turn.observation;
   const node = el(
     "article", { class: "turn", "aria-label": `Turn ${turn.turn} ${turn.agent ?? ""}` },
-    turnFacts(turn), el("pre", { class: "read", "aria-label": "Read, not trained" }, read), said(turn, view),
+    turnFacts(turn), pictures(turn), el("pre", { class: "read", "aria-label": "Read, not trained" }, read),
+    said(turn, view),
   );
   node.addEventListener("click", () => view.onTurn(turn));
   node.turn = turn;
