@@ -54,7 +54,7 @@ CASES = {
     "on_policy_distillation": (*LAKE, *GROUPS, TEACHER),
     "judged": (*GROUPS, "sft={demonstrations: 200, lr: 1e-2}"),
     "swirl": SEARCH,
-    "zero_search": SEARCH,
+    "zero_search": (*GROUPS, *SEARCH),
     "mua_rl": (*GROUPS, "sft={demonstrations: 100, lr: 3e-3}"),
     "judged_pairs": ("env_config={}", "sft={demonstrations: 200, lr: 1e-2}"),
     **{n: (*LAKE, *more, "scorer.warmup_iters=1") for n, more in SCORED.items()},

@@ -1,4 +1,4 @@
-"""The service desk whose customer speaks freely: what its words give away."""
+"""The service desk whose customer answers freely: what its words give away."""
 
 import pytest
 
