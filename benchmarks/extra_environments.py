@@ -4,7 +4,7 @@
 
 prints, for each installed environment, the success of the random and the expert policy
 in both splits and the turns per CPU second of this process, including resets. The
-column of ScienceWorld is wall time, because its Java process is not counted.
+column is wall time for ScienceWorld and browsers, whose processes are not counted.
 """
 
 from __future__ import annotations
@@ -28,15 +28,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "reasoning_gym knights_knaves": ("reasoning_gym-v0", {"task": "knights_knaves"}),
     "textworld coin_collector": ("textworld-v0", {"games": 4}),
     "scienceworld find-living-thing": ("scienceworld-v0", {}),
+    "miniwob click-test-2": ("miniwob-v0", {}),
+    "miniwob click-checkboxes": ("miniwob-v0", {"task": "click-checkboxes"}),
+    "miniwob click-tab-2": ("miniwob-v0", {"task": "click-tab-2"}),
+    "miniwob login-user": ("miniwob-v0", {"task": "login-user"}),
+    "webshop_pages": ("webshop_pages-v0", {}),
 }
-SLOW = ("textworld-v0", "scienceworld-v0")
+SLOW = ("textworld-v0", "scienceworld-v0", "webshop_pages-v0")
+# Java and browsers are other processes, whose time a process clock does not count.
+WALL_TIME = ("scienceworld-v0", "miniwob-v0", "webshop_pages-v0")
 
 
 def measure(name: str, config: dict[str, Any], seeds: int) -> str:
     """Return a line of scores: random in both splits, expert in both, speeds."""
     env = make_env(name, config)
     env.reset(seed=0)  # what is loaded or made once
-    clock = time.perf_counter if name == "scienceworld-v0" else time.process_time
+    clock = time.perf_counter if name in WALL_TIME else time.process_time
     scores, speeds = [], []
     for policy in (random_policy, expert_policy):
         began, turns = clock(), 0

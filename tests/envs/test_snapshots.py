@@ -22,7 +22,7 @@ CONFIGS = {
     "frozen_lake-v0": {"slippery": True},
     "textworld-v0": {"games": 2, "level": 3},
 }
-ENGINES = ("miniwob-v0", "scienceworld-v0", "textworld-v0")
+ENGINES = ("miniwob-v0", "scienceworld-v0", "textworld-v0", "webshop_pages-v0")
 
 
 def made(name, config=None):

@@ -21,6 +21,7 @@ _ENVS = {
     "scienceworld-v0": "scienceworld",
     "text_arena-v0": "games",
     "textworld-v0": "textworld",
+    "webshop_pages-v0": "browser",
 }
 _ALGORITHMS = {"SelfPlay": "games"}  # ratings
 _VALUES = {

@@ -32,6 +32,11 @@ core.setDataMode(arguments[1]);
 Math.seedrandom(arguments[0]);
 core.startEpisodeReal();
 """
+# Under load the driver may return before the page is loaded. The number in the address
+# tells a page from the one before; the cover is made when a page has been loaded.
+_IS_LOADED = """
+return location.search === arguments[0] && typeof core === 'object' && !!core.cover_div;
+"""
 _IS_READY = "return WOB_TASK_READY;"
 _READ = """
 const said = core.getUtterance();
@@ -80,6 +85,7 @@ class MiniWobPages:
 
     def __init__(self) -> None:
         self._folder = pages_folder()
+        self._num_loads = 0
         self.browser = Browser()
 
     def start(self, task: str, seed: int, split: str) -> PageState:
@@ -95,14 +101,17 @@ class MiniWobPages:
         Raises:
             EnvProcessError: If the browser fails.
         """
-        address = (self._folder / f"{task}.html").as_uri()
+        self._num_loads += 1
+        search = f"?load={self._num_loads}"
+        address = (self._folder / f"{task}.html").as_uri() + search
         try:
             self.browser.call("open", address)
         except EnvProcessError:
             # Nothing is lost yet: another browser can load the same page.
             self.browser.call("open", address)
+        self._wait_until(_IS_LOADED, search)
         self.browser.call("run", _START, seed, split)
-        self._wait_until_ready()
+        self._wait_until(_IS_READY)
         return self.read()
 
     def act(self, action: PageAction) -> PageState:
@@ -111,27 +120,16 @@ class MiniWobPages:
         Raises:
             EnvProcessError: If the browser fails; the episode is lost then.
         """
-        call, number = self.browser.call, action.number
-        if action.kind == "click":
-            call("run", "rllibPage.click(arguments[0]);", number)
-        elif action.kind == "select":
-            script = "rllibPage.select(arguments[0], arguments[1]);"
-            call("run", script, number, action.option)
-        elif action.kind == "press":
-            call("press", action.text)
-        else:
-            if number is not None:
-                call("run", "rllibPage.focus(arguments[0]);", number)
-            call("type", action.text)
+        self.browser.act(action)
         return self.read()
 
     def read(self) -> PageState:
         """Return what the page shows."""
         return PageState.read(self.browser.call("run", _READ, _OMITTED))
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until(self, script: str, *arguments: str) -> None:
         end = time.monotonic() + self.browser.timeout_s
-        while not self.browser.call("run", _IS_READY):
+        while not self.browser.call("run", script, *arguments):
             if time.monotonic() > end:
                 self.browser.kill()
                 raise EnvProcessError(

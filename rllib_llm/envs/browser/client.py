@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from typing import Any
 
+from rllib_llm.envs.browser.actions import PageAction
 from rllib_llm.envs.browser.chromium import (
     Chromium,
     environ_of_browser,
@@ -71,9 +72,29 @@ class Browser:
         # page has crashed, a script of the page has failed.
         except Exception as error:
             self.kill()
+            text = str(error).partition("\nStacktrace:")[0]  # of the driver's code
             raise EnvProcessError(
-                f"The browser failed in {method}() and was ended: {error}"
+                f"The browser failed in {method}() and was ended: {text}"
             ) from error
+
+    def act(self, action: PageAction) -> None:
+        """Apply an action that the page allows to the elements last listed.
+
+        Raises:
+            EnvProcessError: See :meth:`call`.
+        """
+        number = action.number
+        if action.kind == "click":
+            self.call("run", "rllibPage.click(arguments[0]);", number)
+        elif action.kind == "select":
+            script = "rllibPage.select(arguments[0], arguments[1]);"
+            self.call("run", script, number, action.option)
+        elif action.kind == "press":
+            self.call("press", action.text)
+        else:
+            if number is not None:
+                self.call("run", "rllibPage.focus(arguments[0]);", number)
+            self.call("type", action.text)
 
     def close(self) -> None:
         """End the browser."""

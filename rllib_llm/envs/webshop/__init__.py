@@ -1,5 +1,6 @@
-"""Shopping in text: WebShop's pages, actions and reward on a synthetic catalogue."""
+"""Shopping in text and on web pages, with WebShop's pages, actions and reward."""
 
 from rllib_llm.envs.webshop.env import WebShopText
+from rllib_llm.envs.webshop.pages import WebShopPages
 
-__all__ = ["WebShopText"]
+__all__ = ["WebShopPages", "WebShopText"]

@@ -100,7 +100,7 @@ class WebShopText(TextEnv):
         if is_search:
             self._tool["query"] = text
         if self.visit.is_over:
-            return self._sold()
+            return self.outcome()
         return TurnResult(self._page(), success=False)
 
     def more_info(self) -> dict[str, Any]:
@@ -129,7 +129,8 @@ class WebShopText(TextEnv):
         page = self.visit.show()
         return page if self.short else f"Instruction: {self.instruction}\n{page}"
 
-    def _sold(self) -> TurnResult:
+    def outcome(self) -> TurnResult:
+        """Return the result of the purchase."""
         worth = score(self.goal, self.visit.product, self.visit.chosen)
         metrics = {
             "r_type": worth.type,

@@ -25,12 +25,12 @@ RECORDED = json.loads(Path(__file__).with_name("miniwob_recorded.json").read_tex
 RNG = np.random.default_rng(0)
 
 
-class StandIn:
+class StandIn(client.Browser):
     """A browser that shows the states of one recorded task, one after the other."""
 
     def __init__(self):
         self.calls, self.fail_at, self.starts = [], None, 0
-        self.states, self.timeout_s, self.pid = [], 60.0, None
+        self.states, self.timeout_s = [], 60.0
 
     def call(self, method, *arguments):
         if method == self.fail_at:
@@ -38,10 +38,10 @@ class StandIn:
             raise EnvProcessError("The browser failed.")
         self.calls.append((method, *arguments))
         if method == "open":
-            task = arguments[0].rpartition("/")[2].removesuffix(".html")
+            task = arguments[0].rpartition("/")[2].partition(".html")[0]
             self.states = list(RECORDED[task]["states"])
         script = arguments[0] if method == "run" else ""
-        if "WOB_TASK_READY" in script:
+        if "WOB_TASK_READY" in script or "location.search" in script:
             return True
         return self.states.pop(0) if "getUtterance" in script else None
 
@@ -101,8 +101,9 @@ def test_the_page_is_read_as_numbered_lines(env):
 def test_scripts_get_numbers_and_never_texts_of_the_model(env):
     env.reset(seed=0, options={"task": "choose-list"})
     browser = browser_of(env)
-    opened, started = browser.calls[:2]
-    assert opened[0] == "open" and opened[1].endswith("/choose-list.html")
+    opened, loaded, started = browser.calls[:3]
+    assert opened[0] == "open" and opened[1].endswith("/choose-list.html?load=1")
+    assert loaded[2] == "?load=1"
     assert started[2:] == env._game[1:]
     # Neither the clock of the page nor its animations change an episode.
     assert "EPISODE_MAX_TIME = 2147483647" in started[1] and "fx.off" in started[1]

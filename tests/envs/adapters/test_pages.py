@@ -23,6 +23,9 @@ _BLOCKS = re.compile(r"^```(python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
         ("environments/babyai.md", "minigrid"),
         ("environments/reasoning_gym.md", "reasoning_gym"),
         pytest.param("environments/miniwob.md", "selenium", marks=pytest.mark.slow),
+        pytest.param(
+            *("environments/webshop_pages.md", "selenium"), marks=pytest.mark.slow
+        ),
         pytest.param("environments/textworld.md", "textworld", marks=pytest.mark.slow),
         pytest.param(
             *("environments/scienceworld.md", "scienceworld"), marks=pytest.mark.slow

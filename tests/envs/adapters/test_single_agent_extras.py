@@ -22,14 +22,19 @@ LIBRARIES = {
     "reasoning_gym-v0": "reasoning_gym",
     "scienceworld-v0": "scienceworld",
     "textworld-v0": "textworld",
+    "webshop_pages-v0": "selenium",
 }
 CONFIGS = {
     "miniwob-v0": {"task": "click-checkboxes"},  # whose pages differ in their words
     # Its games take long to make; random play wins easy ones, given time.
     "textworld-v0": {"games": 4, "level": 3, "max_turns": 8},
 }
-PROGRAMS = {"scienceworld-v0": "java", "miniwob-v0": "chromedriver"}
-SLOW = ("miniwob-v0", "scienceworld-v0", "textworld-v0")
+PROGRAMS = {
+    "miniwob-v0": "chromedriver",
+    "scienceworld-v0": "java",
+    "webshop_pages-v0": "chromedriver",
+}
+SLOW = ("miniwob-v0", "scienceworld-v0", "textworld-v0", "webshop_pages-v0")
 
 
 @pytest.fixture(
