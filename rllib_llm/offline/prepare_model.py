@@ -161,7 +161,7 @@ def _sft_key(config: LLMConfig) -> Any:
     # Only if set, so that models without one keep their key.
     prompt = config.system_prompt
     frozen = config.resolved_freeze()
-    only_if_set = {"system_prompt": prompt} if prompt else {}
+    only_if_set: dict[str, Any] = {"system_prompt": prompt} if prompt else {}
     if frozen:
         only_if_set["freeze"] = frozen
     return only_if_set | {

@@ -51,6 +51,7 @@ class CardFacts:
         is_adapter: Whether the folder holds a LoRA adapter alone.
         license: Identifier of a licence, e.g. ``"apache-2.0"``; None: not stated.
         is_classifier: Whether it is a reward model.
+        reads_pictures: Whether it is a vision-language model.
     """
 
     name: str
@@ -62,6 +63,7 @@ class CardFacts:
     is_adapter: bool = False
     license: str | None = None
     is_classifier: bool = False
+    reads_pictures: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,9 +186,7 @@ def _metadata(facts: CardFacts, scores: list[Score]) -> str:
         library_name="peft" if facts.is_adapter else _LIBRARY,
         license=facts.license,
         model_name=facts.name,
-        pipeline_tag=(
-            "text-classification" if facts.is_classifier else "text-generation"
-        ),
+        pipeline_tag=_pipeline(facts),
         tags=["reinforcement-learning", "llm-agent", "rllib-llm", *_tags(facts)],
         eval_results=results or None,
     )
@@ -327,6 +327,13 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
+def _pipeline(facts: CardFacts) -> str:
+    """Return the hub's name of the model's task."""
+    if facts.is_classifier:
+        return "text-classification"
+    return "image-text-to-text" if facts.reads_pictures else "text-generation"
+
+
 def _loading(facts: CardFacts) -> str:
     if facts.is_adapter:
         code = (
@@ -338,9 +345,12 @@ def _loading(facts: CardFacts) -> str:
     elif facts.is_classifier:
         return _CLASSIFIER
     else:
+        loader = "AutoModelForCausalLM"
+        if facts.reads_pictures:
+            loader = "AutoModelForImageTextToText"
         code = (
-            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            'model = AutoModelForCausalLM.from_pretrained("PATH_OR_REPOSITORY")\n'
+            f"from transformers import {loader}, AutoTokenizer\n\n"
+            f'model = {loader}.from_pretrained("PATH_OR_REPOSITORY")\n'
         )
         note = ""
     code += 'tokenizer = AutoTokenizer.from_pretrained("PATH_OR_REPOSITORY")\n'

@@ -104,7 +104,7 @@ LANGUAGE_MODEL = {
         of(
             about(lambda m: sum(p.requires_grad for p in m.parameters())),
             "GRPO",
-            ["vision"],
+            ["vision", "projector"],
         ),
         own={"model": picture_model()},
     ),

@@ -17,6 +17,8 @@ from picture_helpers import (
 )
 from ray.rllib.core.columns import Columns
 
+from rllib_llm.connectors.learner.loss_mask import weigh_observations
+from rllib_llm.connectors.learner.token_rows import build_rows, pad_rows
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import micro_batches
 from rllib_llm.pictures.contract import digest
@@ -179,3 +181,29 @@ def test_the_text_part_with_features_equals_transformers_own_forward(
     mask = batch[Columns.LOSS_MASK][:, 1:]
     gap = (logp - row_scores(module, batch)[:, 1:])[mask]
     assert gap.abs().max() < 1e-5
+
+
+def test_trained_observations_leave_placeholders_out(engine, vlm, renderer):
+    turns, _ = sample_conversation(engine, renderer, TWO)
+    rows = build_rows(turns, [0.0] * len(turns))
+    out = pad_rows(rows, pad_id=0, trained=[True])
+    out[columns.LOSS_WEIGHTS] = out[Columns.LOSS_MASK].astype(np.float32)
+    weigh_observations(out, 0.5, renderer.pictures)
+    is_placeholder = out[columns.INPUT_IDS] == renderer.pictures.token_id
+    assert is_placeholder.any()
+    assert not out[Columns.LOSS_MASK][is_placeholder].any()
+    assert not out[columns.LOSS_WEIGHTS][is_placeholder].any()
+    assert out[Columns.LOSS_MASK][:, 1:][~is_placeholder[:, 1:]].all()
+
+
+def test_gradient_checkpointing_changes_nothing(vlm, renderer):
+    gradients = []
+    for checkpointing in (False, True):
+        module = make_vlm_module(vlm, gradient_checkpointing=checkpointing)
+        engine = make_vlm_engine(module, vlm)
+        batch = row_batch([sample_conversation(engine, renderer, TWO)], vlm)
+        module.train()
+        row_scores(module, batch).sum().backward()
+        gradients.append({n: p.grad for n, p in module.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient)

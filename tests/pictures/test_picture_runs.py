@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,9 @@ from picture_helpers import picture
 from rllib_llm import GRPO, GRPOConfig, SFTConfig
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import TurnResult
+from rllib_llm.env_runner.recorder import SingleAgentRecorder
 from rllib_llm.envs import TextEnv
+from rllib_llm.errors import EnvContractError
 from rllib_llm.pictures.contract import digest
 from rllib_llm.transcripts.collector import read_result
 
@@ -179,3 +183,17 @@ def test_transcripts_show_the_pictures_of_each_turn():
     first = records[0]["turns"][0]["images"][0]
     assert len(first["digest"]) == 32
     assert first["png"].startswith("iVBOR")
+
+
+def test_forks_and_searches_refuse_pictures():
+    algo = config_of().build_algo()
+    tasks = algo.config.build_task_source().next_groups(4)
+    episode = algo.env_runner.sample(tasks=tasks)[0]
+    algo.stop()
+    data = episode_data(episode)
+    recorder = SingleAgentRecorder(data.task, (None, None))
+    place = SimpleNamespace(
+        observations=[""], infos=[episode.get_infos(0)], turns=[], state=b""
+    )
+    with pytest.raises(EnvContractError, match="forks and searches do not carry"):
+        recorder.resume(place)

@@ -19,6 +19,7 @@ from rllib_llm.modules.architectures import auto_class
 from rllib_llm.modules.classifiers import Classifier
 from rllib_llm.modules.loading import load_tokenizer
 from rllib_llm.modules.reward_model import RewardRLModule
+from rllib_llm.pictures.features import has_vision
 from rllib_llm.runs import hub
 from rllib_llm.runs.folders import stored_recipe
 from rllib_llm.runs.model_card import CARD_FILE, CardFacts, model_card
@@ -89,6 +90,7 @@ def export(
                 is_adapter=adapter,
                 license=license,
                 is_classifier=is_scored,
+                reads_pictures=not is_scored and has_vision(module.lm),
             )
             trial = read_run(paths.trial).trials[0] if paths.trial else None
             card = model_card(facts, trial)

@@ -10,6 +10,7 @@ import numpy as np
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
+from rllib_llm.pictures.spec import ImageSpec
 from rllib_llm.transcripts.token_texts import decode_all, token_texts
 
 
@@ -81,15 +82,22 @@ def leave_out(
                 mask[places[pattern_mask(ids[places])]] = False
 
 
-def weigh_observations(out: dict[str, np.ndarray], weight: float) -> None:
+def weigh_observations(
+    out: dict[str, np.ndarray], weight: float, pictures: ImageSpec | None = None
+) -> None:
     """Train prompt tokens too, all but a row's first, which nothing predicts.
+
+    Placeholders of pictures are no text, and are not trained.
 
     Args:
         out: Columns of rows; ``loss_weights`` and ``loss_mask`` [B, T] are changed.
         weight: Weight of a prompt token, relative to a sampled one.
+        pictures: Picture inputs of the model; None: it reads text alone.
     """
     read = out[columns.ATTENTION_MASK] & (out[columns.TURN_IDS] < 0)
     read[:, 0] = False
+    if pictures is not None:
+        read &= out[columns.INPUT_IDS] != pictures.token_id
     # A row's sampled tokens have equal weights, so the maximum is the weight of each.
     sampled = out[columns.LOSS_WEIGHTS].max(axis=1, keepdims=True)
     out[columns.LOSS_WEIGHTS] += read * np.float32(weight) * sampled

@@ -167,7 +167,8 @@ class TokenRows(ConnectorV2):
             np.float32,
         )
         if settings.observation_weight:
-            weigh_observations(out, settings.observation_weight)
+            weight = settings.observation_weight
+            weigh_observations(out, weight, settings.pictures)
         return out
 
 
