@@ -22,6 +22,8 @@ SMALL = (
 GROUPS = ("training.drop_zero_variance_groups=false",)
 LAKE = ("sft={demonstrations: 100, lr: 1e-2}", "env_config.size=3")
 SEARCH = ("sft={demonstrations: 200, lr: 3e-3, mistake_rate: 0.3}",)
+# So that some of few episodes differ.
+VALID = "rollouts.rewards=[{name: format, valid: 1.0, invalid: 0.0}]"
 TEACHER = "training.ref_model={tiny: {hidden_size: 64}, sft: {demonstrations: 8}}"
 # Whose scorer learns in the first iteration, before the policy does.
 SCORED = {
@@ -54,8 +56,8 @@ CASES = {
     "on_policy_distillation": (*LAKE, *GROUPS, TEACHER),
     "judged": (*GROUPS, "sft={demonstrations: 200, lr: 1e-2}"),
     "swirl": SEARCH,
-    "zero_search": (*GROUPS, *SEARCH),
-    "mua_rl": (*GROUPS, "sft={demonstrations: 100, lr: 3e-3}"),
+    "zero_search": (*GROUPS, *SEARCH, VALID),
+    "mua_rl": (*GROUPS, "sft={demonstrations: 100, lr: 3e-3}", VALID),
     "judged_pairs": ("env_config={}", "sft={demonstrations: 200, lr: 1e-2}"),
     **{n: (*LAKE, *more, "scorer.warmup_iters=1") for n, more in SCORED.items()},
 }
