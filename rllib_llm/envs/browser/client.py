@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from rllib_llm.envs.browser.actions import PageAction
@@ -22,6 +23,9 @@ BINARIES = ("chromium", "chromium-browser", "google-chrome")
 DRIVERS = ("chromedriver",)
 EXTRA = "browser"
 TIMEOUT_S = 60.0
+# A browser takes 300 to 400 MiB with its driver (docs/environments/miniwob.md).
+LEAST_FREE_MIB = 500
+_MEMORY = Path("/proc/meminfo")
 
 
 class Browser:
@@ -58,7 +62,8 @@ class Browser:
         """Call a method of the browser.
 
         Raises:
-            ConfigError: If Chromium or chromedriver is not installed.
+            ConfigError: If Chromium or chromedriver is not installed, or the memory is
+                too little for another browser.
             EnvProcessError: If the browser failed or did not answer in time. It is
                 killed then, and what the page showed is lost.
         """
@@ -113,6 +118,7 @@ class Browser:
     def _start(self) -> ChildProcess:
         binary = _require_program("Chromium", BINARIES)
         driver = _require_program("chromedriver", DRIVERS)
+        _require_memory()
         self._folder = tempfile.mkdtemp(prefix="rllib_llm_browser_")
         maker = functools.partial(Chromium, binary, driver, self._folder, *self._size)
         environ = environ_of_browser(os.environ, self._folder)
@@ -139,6 +145,20 @@ def require_selenium() -> None:
         if error.name != "selenium":
             raise
         raise MissingExtraError.for_extra("selenium", EXTRA) from error
+
+
+def _require_memory() -> None:
+    """Refuse a browser that the machine has no memory for, before it swaps or kills."""
+    if not _MEMORY.exists():
+        return
+    lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) // 1024
+    if free < LEAST_FREE_MIB:
+        raise ConfigError(
+            f"{free} MiB of memory are available, and another browser needs about "
+            f"{LEAST_FREE_MIB}: each environment has its own. Lower "
+            "env_runners.num_envs_per_env_runner."
+        )
 
 
 def _require_program(title: str, names: tuple[str, ...]) -> str:
