@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class Browser:
         self._size = (width, height)
         self._process: ChildProcess | None = None
         self._folder = ""
+        self._finalizer: weakref.finalize[..., Any] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -125,12 +127,21 @@ class Browser:
         self._process = ChildProcess(
             pickle.dumps(maker), "The browser's process", environ
         )
+        # A collected Popen keeps its pipes, so that the process would go on.
+        self._finalizer = weakref.finalize(self, _end, self._process, self._folder)
         return self._process
 
     def _remove_folder(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = ""
+
+
+def _end(process: ChildProcess, folder: str) -> None:
+    process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def require_selenium() -> None:
