@@ -7,6 +7,8 @@ import os
 import pickle
 import shutil
 import tempfile
+import weakref
+from pathlib import Path
 from typing import Any
 
 from rllib_llm.envs.browser.actions import PageAction
@@ -22,6 +24,9 @@ BINARIES = ("chromium", "chromium-browser", "google-chrome")
 DRIVERS = ("chromedriver",)
 EXTRA = "browser"
 TIMEOUT_S = 60.0
+# A browser takes 300 to 400 MiB with its driver (docs/environments/miniwob.md).
+LEAST_FREE_MIB = 500
+_MEMORY = Path("/proc/meminfo")
 
 
 class Browser:
@@ -48,6 +53,7 @@ class Browser:
         self._size = (width, height)
         self._process: ChildProcess | None = None
         self._folder = ""
+        self._finalizer: weakref.finalize[..., Any] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -58,7 +64,8 @@ class Browser:
         """Call a method of the browser.
 
         Raises:
-            ConfigError: If Chromium or chromedriver is not installed.
+            ConfigError: If Chromium or chromedriver is not installed, or the memory is
+                too little for another browser.
             EnvProcessError: If the browser failed or did not answer in time. It is
                 killed then, and what the page showed is lost.
         """
@@ -113,18 +120,28 @@ class Browser:
     def _start(self) -> ChildProcess:
         binary = _require_program("Chromium", BINARIES)
         driver = _require_program("chromedriver", DRIVERS)
+        _require_memory()
         self._folder = tempfile.mkdtemp(prefix="rllib_llm_browser_")
         maker = functools.partial(Chromium, binary, driver, self._folder, *self._size)
         environ = environ_of_browser(os.environ, self._folder)
         self._process = ChildProcess(
             pickle.dumps(maker), "The browser's process", environ
         )
+        # A collected Popen keeps its pipes, so that the process would go on.
+        self._finalizer = weakref.finalize(self, _end, self._process, self._folder)
         return self._process
 
     def _remove_folder(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = ""
+
+
+def _end(process: ChildProcess, folder: str) -> None:
+    process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def require_selenium() -> None:
@@ -139,6 +156,20 @@ def require_selenium() -> None:
         if error.name != "selenium":
             raise
         raise MissingExtraError.for_extra("selenium", EXTRA) from error
+
+
+def _require_memory() -> None:
+    """Refuse a browser that the machine has no memory for, before it swaps or kills."""
+    if not _MEMORY.exists():
+        return
+    lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) // 1024
+    if free < LEAST_FREE_MIB:
+        raise ConfigError(
+            f"{free} MiB of memory are available, and another browser needs about "
+            f"{LEAST_FREE_MIB}: each environment has its own. Lower "
+            "env_runners.num_envs_per_env_runner."
+        )
 
 
 def _require_program(title: str, names: tuple[str, ...]) -> str:

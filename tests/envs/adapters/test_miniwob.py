@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -152,6 +153,7 @@ def test_collected_environments_end_their_browsers():
     made.reset(seed=0)
     group, folder = made._pages.browser.pid, Path(made._pages.browser._folder)
     del made
+    gc.collect()
     assert has_ended(group) and not folder.exists()
 
 

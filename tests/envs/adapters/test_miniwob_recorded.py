@@ -216,6 +216,16 @@ def test_the_remedy_names_the_pages(monkeypatch):
     miniwob_pages.pages_folder.cache_clear()
 
 
+def test_a_browser_without_memory_is_refused(monkeypatch, tmp_path):
+    facts = tmp_path / "meminfo"
+    facts.write_text("MemTotal: 9000000 kB\nMemAvailable: 409600 kB\n")
+    monkeypatch.setattr(client, "_MEMORY", facts)
+    monkeypatch.setattr(client, "_require_program", lambda title, names: "/bin/true")
+    monkeypatch.setattr(client, "require_selenium", lambda: None)
+    with pytest.raises(ConfigError, match="400 MiB.*num_envs_per_env_runner"):
+        client.Browser().call("open", "about:blank")
+
+
 def test_the_remedy_names_the_packages_of_chromium(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(client, "require_selenium", lambda: None)
