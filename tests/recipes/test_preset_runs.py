@@ -48,7 +48,7 @@ CASES = {
     "explicit_rollback": (LAKE[0], *GROUPS),
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),
-    "colour_grid": ("sft={demonstrations: 200}", *GROUPS),
+    "colour_grid": ("sft={demonstrations: 200, lr: 1e-2}", *GROUPS),
     "deepretrieval": SEARCH,
     "glam": LAKE,
     "twosome": LAKE,
