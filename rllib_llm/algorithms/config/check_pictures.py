@@ -22,10 +22,16 @@ def reads_pictures(config: LLMConfig) -> bool:
     if model in BUILT_MODELS or is_gguf(model):
         return model == "tiny-vlm"
     # A hub id may have to be downloaded: it is checked once the model is resolved.
-    file = Path(model).expanduser() / "config.json"
-    if config.resolved_model is None and not file.is_file():
+    if config.resolved_model is None and not _is_folder(model):
         return False
     return image_spec(config.resolved_model or model) is not None
+
+
+def _is_folder(model: str) -> bool:
+    try:
+        return (Path(model).expanduser() / "config.json").is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False  # no valid path, which is refused where the model is checked
 
 
 def validate_pictures(config: LLMConfig) -> None:
