@@ -116,6 +116,7 @@ setup(
         "jsonschema>=4.18",
         "pyyaml",
         "rich",
+        "pillow",
         "typer>=0.15",
         "tensorboard",
     ],

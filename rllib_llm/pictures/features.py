@@ -77,7 +77,7 @@ def fit(picture: np.ndarray, size: int) -> np.ndarray:
     """
     if picture.shape[:2] == (size, size):
         return picture
-    # torchvision and PIL are no requirements of the package.
+    # torchvision is no requirement of the package.
     values = torch.as_tensor(picture).permute(2, 0, 1)[None].float()
     scaled = functional.interpolate(
         values, size=(size, size), mode="bilinear", antialias=True

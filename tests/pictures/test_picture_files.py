@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 from picture_helpers import picture
+from PIL import Image
 
 from rllib_llm.pictures.contract import digest
 from rllib_llm.pictures.placement import PictureRef
@@ -18,9 +19,8 @@ from rllib_llm.transcripts.reader import SCHEMA_FILE
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (64, 48)])
 def test_png_files_hold_the_pixels(shape):
-    image = pytest.importorskip("PIL.Image")
     pixels = picture(3, *shape)
-    opened = image.open(io.BytesIO(png(pixels)))
+    opened = Image.open(io.BytesIO(png(pixels)))
     assert opened.mode == "RGB"
     np.testing.assert_array_equal(np.asarray(opened), pixels)
 
