@@ -23,6 +23,7 @@ from rllib_llm.envs.mixture_members import (
     MixtureMember,
     read_members,
 )
+from rllib_llm.modules.gguf_models import is_gguf
 from rllib_llm.modules.tiny import BUILT_MODELS
 
 if TYPE_CHECKING:
@@ -154,7 +155,9 @@ class DerivedSettings(
         """Return the parts of a vision-language model that are not trained."""
         if self.lm_freeze is not None:
             return list(self.lm_freeze)
-        if self.lm_model in BUILT_MODELS or not self.chat_renderer().pictures:
+        if self.lm_model in BUILT_MODELS or is_gguf(self.lm_model):
+            return []  # a random tower, or a model of text
+        if not self.chat_renderer().pictures:
             return []
         return ["vision"]
 
