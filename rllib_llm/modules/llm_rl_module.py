@@ -317,8 +317,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             before = packed.places(*before)
         with self._autocast(taken.device):
             if self._trunk_and_head_suffice:
-                embeddings = row_embeddings(lm, batch, self._pictures)
-                hidden = self._hidden(text_trunk(lm), batch, embeddings)
+                hidden = self._row_hidden(lm, batch)
                 # Logits of the scored positions alone, not of whole rows.
                 scores = self._head_scores(lm, hidden[before], taken, temperature)
             else:
@@ -330,6 +329,13 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
                 hidden, logits = out.hidden_states[-1], out.logits[before]
                 scores = self._logit_scores(logits, taken, temperature)
         return hidden, *scores
+
+    def _row_hidden(self, lm: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the hidden states of rows, whose pictures are in their places."""
+        if self._pictures is None:
+            return self._hidden(lm.base_model, batch)
+        embeddings = row_embeddings(lm, batch, self._pictures)
+        return self._hidden(text_trunk(lm), batch, embeddings)
 
     def _head_scores(
         self,

@@ -34,7 +34,9 @@ def test_kv_cache_gib_limits_the_engine(model):
     config = _config(
         max_context_tokens=128, kv_cache_gib=2**-12, engine_forward="plain"
     )
-    config.chat_renderer = lambda: type("Renderer", (), {"tokenizer": None})
+    config.chat_renderer = lambda: type(
+        "Renderer", (), {"tokenizer": None, "pictures": None}
+    )
     config.env_runners(num_envs_per_env_runner=64)
     holder = torch.nn.Module()
     holder.lm, holder.vocabulary = model, None

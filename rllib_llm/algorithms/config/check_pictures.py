@@ -96,6 +96,7 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
         ("language_model.lora", "lm_lora"),
         ("language_model.compile", "lm_compile"),
         ("training.packing", "packing"),
+        ("training.ref_model", "ref_model"),
         ("learners.sharding", "sharding"),
         ("sample_ahead", "sample_ahead"),
         ("rollouts.save_episodes", "save_episodes"),
