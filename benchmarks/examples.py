@@ -82,7 +82,11 @@ def run(
         if checkpoint:
             config.initial_checkpoint = checkpoint
         algo = config.build_algo()
-        record.setdefault("before", evaluate(algo, held_out))
+        if "before" not in record:
+            record["before"] = evaluate(algo, held_out)
+            if options:
+                record["options"] = options
+                record["before_with_options"] = evaluate(algo, held_out, options)
         clock = Clock()
         for _ in range(int(stage.total_iterations or 0)):
             result = algo.train()
@@ -96,7 +100,6 @@ def run(
         if stage is recipe.stages[-1]:
             record["after"] = evaluate(algo, held_out)
             if options:
-                record["options"] = options
                 record["after_with_options"] = evaluate(algo, held_out, options)
         else:
             checkpoint = str(algo.save_to_path(tempfile.mkdtemp()))
