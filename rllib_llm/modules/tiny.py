@@ -6,7 +6,7 @@ environment, with single digits and a ChatML template. The initial weights are r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -145,10 +145,7 @@ def save_tiny_model(
         seed: Seed of the weights.
         sizes: Overrides of ``TINY_DEFAULTS``.
     """
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from rllib_llm.modules.loading import quiet_progress
 
     check_sizes(sizes, TINY_DEFAULTS)
     settings = {**TINY_DEFAULTS, **sizes}
@@ -163,10 +160,28 @@ def save_tiny_model(
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
+    save_random(folder, lambda: Qwen3ForCausalLM(config), tokenizer, seed)
+
+
+def save_random(
+    folder: Path, build: Callable[[], Any], tokenizer: Any, seed: int
+) -> None:
+    """Write a tokenizer and a model with random weights.
+
+    Args:
+        folder: Target folder.
+        build: Returns the model.
+        tokenizer: Its tokenizer.
+        seed: Seed of the weights.
+    """
+    import torch
+
+    from rllib_llm.modules.loading import quiet_progress
+
     # The caller's random state must not depend on whether the model was in the cache.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
+        model = build()
     with quiet_progress():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

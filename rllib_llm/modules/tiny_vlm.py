@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rllib_llm.modules.tiny import TinySizes, build_tokenizer, check_sizes
+from rllib_llm.modules.tiny import TinySizes, build_tokenizer, check_sizes, save_random
 
 IMAGE_TOKEN = "<image>"
 AROUND_TOKEN = "<fake_token_around_image>"
@@ -43,10 +43,7 @@ def save_tiny_vlm(
         seed: Seed of the weights.
         sizes: Overrides of ``TINY_VLM_DEFAULTS``.
     """
-    import torch
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
-
-    from rllib_llm.modules.loading import quiet_progress
 
     check_sizes(sizes, TINY_VLM_DEFAULTS)
     settings = {**TINY_VLM_DEFAULTS, **sizes}
@@ -76,13 +73,9 @@ def save_tiny_vlm(
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=True,
     )
-    # The caller's random state must not depend on whether the model was in the cache.
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = SmolVLMForConditionalGeneration(config)
-    with quiet_progress():
-        model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_random(
+        folder, lambda: SmolVLMForConditionalGeneration(config), tokenizer, seed
+    )
     _save_processor(folder, image_size)
 
 

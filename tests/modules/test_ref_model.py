@@ -10,6 +10,8 @@ from hf_folders import write_folder
 from module_helpers import LORA, make_module, plain_scores, random_rows
 
 from rllib_llm import GRPOConfig
+from rllib_llm.algorithms.config.sections import section_keys
+from rllib_llm.algorithms.config.sft import SFTGiven
 from rllib_llm.algorithms.driver.memory_plan import plan_memory
 from rllib_llm.algorithms.driver.prepared_models import with_models
 from rllib_llm.errors import ConfigError, ModelError
@@ -84,6 +86,10 @@ def test_a_tiny_reference_is_built_with_its_own_sizes_and_fine_tuning():
     module = make_module(**settings | {"model": tuned.resolved_model})
     assert module.lm.config.hidden_size == 32
     assert module._reference[0].config.hidden_size == 48
+
+
+def test_its_fine_tuning_has_the_settings_of_the_section():
+    assert set(SFTGiven.__annotations__) == set(section_keys(GRPOConfig, "sft"))
 
 
 def test_the_memory_plan_counts_it():
