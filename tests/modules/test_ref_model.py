@@ -88,6 +88,14 @@ def test_a_tiny_reference_is_built_with_its_own_sizes_and_fine_tuning():
     assert module._reference[0].config.hidden_size == 48
 
 
+def test_the_policys_fine_tuning_is_not_its_own():
+    sizes = {"tiny": {"hidden_size": 48}}
+    plain = with_models(config_with(sizes))
+    tuned = with_models(config_with(sizes).sft(**FINE_TUNED))
+    assert tuned.resolved_model != plain.resolved_model
+    assert tuned.resolved_ref_model == plain.resolved_ref_model
+
+
 def test_its_fine_tuning_has_the_settings_of_the_section():
     assert set(SFTGiven.__annotations__) == set(section_keys(GRPOConfig, "sft"))
 
