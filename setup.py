@@ -108,6 +108,7 @@ setup(
         "safetensors",
         "huggingface_hub>=1.0",
         "annotated-types>=0.6",
+        "msgpack>=1.0",
         "numpy",
         "scipy",
         "gymnasium",

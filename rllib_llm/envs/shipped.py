@@ -38,6 +38,7 @@ from rllib_llm.envs import (  # noqa: F401
 )
 from rllib_llm.envs.adapters import (  # noqa: F401  (import libraries on demand)
     babyai,
+    external,
     miniwob,
     open_spiel_text,
     openenv,

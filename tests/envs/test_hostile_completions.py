@@ -31,9 +31,9 @@ def in_time(read, *arguments):
     assert time.perf_counter() - began < LIMIT_S, repr(arguments[-1][:40])
 
 
-# agent-v0 reads no actions: its replies go to a program. openenv-v0 needs a server.
+# Replies in agent-v0 and external-v0 go to a program. openenv-v0 needs a server.
 @pytest.mark.parametrize(
-    "name", sorted(set(TEXT_ENVS.names()) - {"agent-v0", "openenv-v0"})
+    "name", sorted(set(TEXT_ENVS.names()) - {"agent-v0", "external-v0", "openenv-v0"})
 )
 def test_actions_are_read(name):
     try:

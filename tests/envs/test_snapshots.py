@@ -12,8 +12,8 @@ from rllib_llm.errors import EnvContractError, MissingExtraError
 SINGLE = [
     n
     for n in TEXT_ENVS.names()
-    # The state of openenv-v0 is on a server.
-    if issubclass(TEXT_ENVS.get(n), TextEnv) and n != "openenv-v0"
+    # Their states are on a server and in another program.
+    if issubclass(TEXT_ENVS.get(n), TextEnv) and n not in ("external-v0", "openenv-v0")
 ]
 MULTI = [
     n for n in TEXT_ENVS.names() if issubclass(TEXT_ENVS.get(n), MultiAgentTextEnv)

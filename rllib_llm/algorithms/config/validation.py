@@ -215,8 +215,18 @@ def _validate_learner(config: LLMConfig) -> None:
 
 
 def _validate_env_runner(config: LLMConfig) -> None:
+    from ray.rllib.env.external.env_runner_server_for_external_inference import (
+        EnvRunnerServerForExternalInference,
+    )
+
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
+    if issubclass(config.env_runner_cls, EnvRunnerServerForExternalInference):
+        raise ConfigError(
+            f"env_runner_cls={config.env_runner_cls.__name__} takes episodes without the "
+            "record of sampled tokens that the Learner reads. Leave it out; "
+            "env='external-v0' is for environments in other programs."
+        )
     stock = not issubclass(config.env_runner_cls, LLMEnvRunner)
     if stock and config.group_size > 1:
         raise ConfigError(

@@ -1,4 +1,9 @@
-"""ScienceWorld's simulator: one Java process for all environments of a process."""
+"""ScienceWorld's simulator: a Java process for the environments of a process.
+
+The simulator keeps its simplifications in a global list, which every start of an
+episode fills again and every step reads. So environments share a Java process only if
+they have the same simplifications, and one call runs in it at a time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ _JAVA_OPTIONS = (
 _PATIENCE_S = 10.0
 # Reentrant, because the garbage collector may finalise environments while it is held.
 _LOCK = threading.RLock()
-_RUNNING: list[Simulator] = []
+_RUNNING: dict[str, Simulator] = {}  # by simplifications
 
 
 class Simulator:
@@ -49,11 +54,14 @@ class Simulator:
             ) from error
         parameters = GatewayParameters(port=port, auto_field=True)
         self._gateway = JavaGateway(gateway_parameters=parameters)
+        self._calls = threading.Lock()
         self.users = 0
 
-    def world(self) -> Any:
-        """Return a new simulator, independent of all others."""
-        return self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+    def world(self) -> World:
+        """Return a new world, independent of all others."""
+        interface = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface
+        with self._calls:
+            return World(interface(), self._calls)
 
     def stop(self) -> None:
         """Stop the process and wait for its end."""
@@ -67,15 +75,42 @@ class Simulator:
             self.process.wait()
 
 
-class Lease:
-    """An environment's share of the Java process, which starts with the first one."""
+class World:
+    """ScienceWorld's interface, whose methods wait for their turn.
 
-    def __init__(self) -> None:
+    Args:
+        interface: Python's interface of the simulator.
+        calls: Held during every call.
+    """
+
+    def __init__(self, interface: Any, calls: threading.Lock):
+        self._interface, self._calls = interface, calls
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the interface."""
+        method = getattr(self._interface, name)
+
+        def call(*arguments: Any) -> Any:
+            with self._calls:
+                return method(*arguments)
+
+        return call
+
+
+class Lease:
+    """An environment's share of a Java process, which starts with the first one.
+
+    Args:
+        simplifications: Those of the environment, in the simulator's format.
+    """
+
+    def __init__(self, simplifications: str) -> None:
+        self.simplifications = simplifications
         with _LOCK:
-            if not _RUNNING or _RUNNING[0].process.poll() is not None:
-                _RUNNING[:] = [Simulator()]
-            _RUNNING[0].users += 1
-            simulator = _RUNNING[0]
+            simulator = _RUNNING.get(simplifications)
+            if simulator is None or simulator.process.poll() is not None:
+                simulator = _RUNNING[simplifications] = Simulator()
+            simulator.users += 1
         self.close = weakref.finalize(self, _give_back, simulator)
         self.world = simulator.world()
 
@@ -100,5 +135,5 @@ def _give_back(simulator: Simulator) -> None:
         simulator.users -= 1
         if simulator.users == 0:
             simulator.stop()
-            if simulator in _RUNNING:
-                _RUNNING.clear()
+            for names in [n for n, each in _RUNNING.items() if each is simulator]:
+                del _RUNNING[names]

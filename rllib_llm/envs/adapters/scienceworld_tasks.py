@@ -63,7 +63,7 @@ class ScienceWorld(TextEnv):
         """
         names = _check_simplifications(simplifications)
         _check_task(task)
-        self._open()
+        self._open(names)
         world = self._world
         world.load(task, 0, names, False)
         held_out = self.split == "test"
@@ -139,7 +139,7 @@ class ScienceWorld(TextEnv):
     def restore(self, state: bytes) -> None:
         """Return to a :meth:`snapshot` by replaying its commands."""
         super().restore(state)
-        self._open()
+        self._open(self._game[2])
         self._replay()
 
     def close(self) -> None:
@@ -155,9 +155,13 @@ class ScienceWorld(TextEnv):
         assert self._lease is not None, "The environment is closed."
         return self._lease.world
 
-    def _open(self) -> None:
-        if self._lease is None:
-            self._lease = Lease()
+    def _open(self, simplifications: str) -> None:
+        lease = self._lease
+        if lease is not None and lease.simplifications != simplifications:
+            lease.close()
+            self._lease = lease = None
+        if lease is None:
+            self._lease = Lease(simplifications)
 
     def _possible_commands(self) -> list[str]:
         """Return commands about visible or held things, and teleports.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def test_environments_share_a_process_and_the_last_one_ends_it(env):
     other = make_env("scienceworld-v0")
     env.reset(seed=0)
     other.reset(seed=1)
-    (simulator,) = engine._RUNNING
+    (simulator,) = engine._RUNNING.values()
     assert simulator.users == 2
     env.close()
     env.close()
@@ -47,13 +48,33 @@ def test_a_collected_environment_stops_its_process():
         "from rllib_llm.envs import make_env\n"
         "from rllib_llm.envs.adapters import scienceworld_engine as engine\n"
         "env = make_env('scienceworld-v0'); env.reset(seed=0)\n"
-        "print(engine._RUNNING[0].process.pid)\n"
+        "print(*(s.process.pid for s in engine._RUNNING.values()))\n"
     )
     pid = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()
     listed = subprocess.run(["ps", "-o", "comm=", "-p", pid], capture_output=True)
     assert b"java" not in listed.stdout
+
+
+def test_environments_in_threads_with_different_simplifications():
+    """The simulator has one global list of simplifications."""
+    settings = [["easy"], [], ["easy"], ["teleportAction"]] * 2
+    made = [make_env("scienceworld-v0", {"simplifications": s}) for s in settings]
+
+    def first_texts(env):
+        return [env.reset(seed=seed)[0] for seed in range(4)]
+
+    alone = [first_texts(env) for env in made[:4]]
+    for env in made[:4]:
+        env.close()
+    with ThreadPoolExecutor(len(made)) as pool:
+        together = list(pool.map(first_texts, made))
+    assert together == alone * 2 and alone[0] != alone[1]
+    assert len(engine._RUNNING) == 3
+    for env in made:
+        env.close()
+    assert not engine._RUNNING
 
 
 @pytest.mark.parametrize("task", ["boil", "lifespan-longest-lived", "chemistry-mix"])
@@ -118,7 +139,7 @@ def test_wrong_focus_fails(env):
 
 def test_java_is_asked_for(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(engine, "_RUNNING", [])
+    monkeypatch.setattr(engine, "_RUNNING", {})
     with pytest.raises(ConfigError, match="default-jre-headless"):
         make_env("scienceworld-v0").reset(seed=0)
 
