@@ -223,8 +223,8 @@ def _validate_env_runner(config: LLMConfig) -> None:
 
     if issubclass(config.env_runner_cls, EnvRunnerServerForExternalInference):
         raise ConfigError(
-            f"env_runner_cls={config.env_runner_cls.__name__} takes episodes without the "
-            "record of sampled tokens that the Learner reads. Leave it out; "
+            f"env_runner_cls={config.env_runner_cls.__name__} takes episodes without "
+            "the record of sampled tokens that the Learner reads. Leave it out; "
             "env='external-v0' is for environments in other programs."
         )
     stock = not issubclass(config.env_runner_cls, LLMEnvRunner)
