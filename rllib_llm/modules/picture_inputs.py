@@ -39,7 +39,7 @@ def row_embeddings(lm: nn.Module, batch: Mapping[str, Any], spec: Any) -> Tensor
         return None
     index = read(batch, columns.PICTURE_INDEX)[rows, which]  # [K]
     distinct, number = np.unique(index, return_inverse=True)
-    reader = PictureReader(lm, spec.mean, spec.std)
+    reader = PictureReader(lm, spec)
     features = reader(torch.as_tensor(pictures.pixels[distinct]))  # [P, count, hidden]
     of_rows = features[torch.as_tensor(number, device=features.device)]
     places = starts[rows, which][:, None] + np.arange(pictures.count)  # [K, count]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rllib_llm.pictures.families import FAMILIES, FrozenPart
 from rllib_llm.pictures.placement import PlacedPicture
-from rllib_llm.pictures.spec import reads_pictures
+from rllib_llm.pictures.spec import ImageSpec, reads_pictures
 from rllib_llm.upload import upload
-
-FROZEN_PARTS = {"vision": "vision_model", "projector": "connector"}
-"""Submodules of a vision-language model by the name that ``freeze`` has for them."""
 
 
 def has_vision(lm: nn.Module) -> bool:
@@ -27,25 +25,36 @@ def has_vision(lm: nn.Module) -> bool:
 
 
 def text_trunk(lm: nn.Module) -> nn.Module:
-    """Return the layers that compute hidden states of token embeddings."""
-    return lm.model.text_model if has_vision(lm) else lm.base_model
-
-
-def freeze(lm: nn.Module, parts: Iterable[str]) -> None:
-    """Exclude parts of a vision-language model from training.
+    """Return the layers that compute hidden states of token embeddings.
 
     Args:
-        lm: The model.
-        parts: Names in :data:`FROZEN_PARTS`.
+        lm: A language model, with or without its output layer.
     """
+    trunk: Any = lm.base_model
+    if has_vision(lm):
+        return getattr(trunk, FAMILIES[lm.config.model_type].text)
+    return trunk
+
+
+def part_parameters(lm: nn.Module, part: FrozenPart) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a part of a vision-language model."""
+    family = FAMILIES[lm.config.model_type]
+    for name in (family.tower,) if part == "vision" else family.projector:
+        value = getattr(lm.base_model, name)
+        yield from value.parameters() if isinstance(value, nn.Module) else [value]
+
+
+def freeze(lm: nn.Module, parts: Iterable[FrozenPart]) -> None:
+    """Exclude parts of a vision-language model from training."""
     for part in parts:
-        getattr(lm.model, FROZEN_PARTS[part]).requires_grad_(False)
+        for parameter in part_parameters(lm, part):
+            parameter.requires_grad_(False)
 
 
 def is_vision_trained(lm: nn.Module) -> bool:
     """Return whether training changes the features of a picture."""
-    parts = (getattr(lm.model, name) for name in FROZEN_PARTS.values())
-    return any(p.requires_grad for part in parts for p in part.parameters())
+    parts: tuple[FrozenPart, ...] = ("vision", "projector")
+    return any(p.requires_grad for part in parts for p in part_parameters(lm, part))
 
 
 def text_view(lm: nn.Module) -> nn.Module:
@@ -56,12 +65,13 @@ def text_view(lm: nn.Module) -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    config = copy.copy(lm.model.text_model.config)
+    trunk: Any = text_trunk(lm)
+    config = copy.copy(trunk.config)
     with torch.device("meta"):
         view = AutoModelForCausalLM.from_config(config)
-    setattr(view, view.base_model_prefix, lm.model.text_model)
+    setattr(view, view.base_model_prefix, trunk)
     view.set_output_embeddings(lm.get_output_embeddings())
-    view.config = lm.model.text_model.config
+    view.config = trunk.config
     return view.eval()
 
 
@@ -89,27 +99,16 @@ class PictureReader:
     """Computes the feature vectors of pictures with a model's tower and projector.
 
     Args:
-        lm: A vision-language model; shared, not copied.
-        mean: Mean of each colour, of values in [0, 1].
-        std: Standard deviation of each colour.
+        lm: A vision-language model, with or without its output layer; shared, not
+            copied.
+        spec: Its picture inputs.
     """
 
-    def __init__(
-        self, lm: nn.Module, mean: Sequence[float], std: Sequence[float]
-    ) -> None:
+    def __init__(self, lm: nn.Module, spec: ImageSpec) -> None:
         # In a tuple: a module that holds this reader must not register the model again.
         self._lm = (lm,)
-        self._mean, self._std = torch.tensor(mean), torch.tensor(std)
-
-    @property
-    def size(self) -> int:
-        """Height and width of the tower's input, in pixels."""
-        return int(self._lm[0].config.vision_config.image_size)
-
-    @property
-    def patches(self) -> int:
-        """Number of patches of a picture."""
-        return int((self.size // self._lm[0].config.vision_config.patch_size) ** 2)
+        self._mean, self._std = torch.tensor(spec.mean), torch.tensor(spec.std)
+        self.size = spec.size
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return features of pictures that fit the tower.
@@ -120,20 +119,13 @@ class PictureReader:
         Returns:
             One vector per placeholder. [P, count, hidden]
         """
-        inner = self._lm[0].model
-        weight = next(inner.vision_model.parameters())
+        (lm,) = self._lm
+        weight = next(part_parameters(lm, "vision"))
         pixels = pixels.to(weight.device)
         mean, std = self._mean.to(weight.device), self._std.to(weight.device)
         values = ((pixels.float() / 255 - mean) / std).permute(0, 3, 1, 2)
-        side = self.size // self._lm[0].config.vision_config.patch_size
-        patches = torch.ones(
-            (len(pixels), side, side), dtype=torch.bool, device=weight.device
-        )
-        # Not get_image_features(): it would drop a picture whose values are all 0.
-        out = inner.vision_model(
-            pixel_values=values.to(weight.dtype), patch_attention_mask=patches
-        )
-        return inner.connector(out.last_hidden_state)
+        family = FAMILIES[lm.config.model_type]
+        return family.features(lm.base_model, values.to(weight.dtype))
 
 
 class FeatureCache:
@@ -179,10 +171,10 @@ class FeatureCache:
 class EngineFeatures(FeatureCache):
     """Inputs of an engine's forward passes over new tokens with pictures."""
 
-    def __init__(self, lm: nn.Module, spec: Any) -> None:
-        super().__init__(PictureReader(lm, spec.mean, spec.std))
+    def __init__(self, lm: nn.Module, spec: ImageSpec) -> None:
+        super().__init__(PictureReader(lm, spec))
         self._lm = lm
-        self.token_id = int(spec.token_id)
+        self.token_id = spec.token_id
 
     def weights_changed(self) -> None:
         """Drop the features if training changes them."""

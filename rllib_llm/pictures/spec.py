@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from rllib_llm.errors import ModelError
+from rllib_llm.pictures.families import FAMILIES, Colour, square
 
-FAMILIES = ("smolvlm", "idefics3")
 _POSITIONS_3D = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
     *("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v", "glm4v_moe"),
@@ -53,8 +52,8 @@ class ImageSpec:
     after: str
     size: int
     patch: int
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    mean: Colour
+    std: Colour
 
     @property
     def patches(self) -> int:
@@ -112,15 +111,7 @@ def image_spec(model: str) -> ImageSpec | None:
         return None
     path = Path(model).expanduser()
     tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else model)
-    vision = config.vision_config
-    size, patch = vision.image_size, vision.patch_size
-    side, rest = divmod(size // patch, config.scale_factor)
-    if rest or size % patch:
-        raise ModelError(
-            f"{model!r} has pictures of {size} pixels, patches of {patch} and "
-            f"scale_factor={config.scale_factor}; a picture must have a multiple of "
-            "scale_factor patches in each direction. Correct its config.json."
-        )
+    vocabulary = tokenizer.get_vocab()
     token_id = config.image_token_id
     token = tokenizer.convert_ids_to_tokens(token_id)
     if token is None:
@@ -128,34 +119,44 @@ def image_spec(model: str) -> ImageSpec | None:
             f"{model!r} has image_token_id={token_id}, which its tokenizer lacks. Use "
             "the tokenizer of the checkpoint."
         )
-    vocabulary = tokenizer.get_vocab()
-    around = [
-        t for t in ("<fake_token_around_image>", "<global-img>") if t in vocabulary
-    ]
-    mean, std = _normalisation(path)
+    run = FAMILIES[config.model_type].run(config, vocabulary)
+    mean, std = _colours(model, config.model_type)
     return ImageSpec(
         family=config.model_type,
         token=token,
         token_id=token_id,
-        count=side * side,
-        before="".join(around),
-        after=around[0] if around else "",
-        size=size,
-        patch=patch,
+        count=run.count,
+        before=run.before,
+        after=run.after,
+        size=square(config.vision_config.image_size, "image_size"),
+        patch=square(config.vision_config.patch_size, "patch_size"),
         mean=mean,
         std=std,
     )
 
 
-def _normalisation(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _colours(model: str, family: str) -> tuple[Colour, Colour]:
     """Return the processor's mean and standard deviation of colours."""
-    file = folder / _PREPROCESSOR
-    given = json.loads(file.read_text()) if file.is_file() else {}
-    half = (0.5, 0.5, 0.5)  # of SigLIP, the tower of these families
-    return (
-        tuple(given.get("image_mean") or half),
-        tuple(given.get("image_std") or half),
-    )
+    from transformers import ImageProcessingMixin
+
+    try:
+        path = str(Path(model).expanduser())
+        given, _ = ImageProcessingMixin.get_image_processor_dict(path)
+    except OSError:
+        given = {}
+    if given.get("do_normalize") is False:
+        return (0.0,) * 3, (1.0,) * 3
+    mean, std = given.get("image_mean"), given.get("image_std")
+    if mean and std:
+        return tuple(mean), tuple(std)
+    default = FAMILIES[family].colours
+    if default is None:
+        raise ModelError(
+            f"{model!r} has no {_PREPROCESSOR} with image_mean and image_std, which "
+            f"models of type {family!r} need: their towers differ. Copy the file from "
+            "the checkpoint."
+        )
+    return default
 
 
 def copy_processor(model: str, folder: Path) -> None:

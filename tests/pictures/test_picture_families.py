@@ -1,12 +1,13 @@
-"""Families of vision-language models: folders that run, and refusals."""
+"""Families of vision-language models: sampling, rows, exports, refusals."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
+from family_folders import COUNTS, WRITERS
 from picture_helpers import (
-    TEXTS,
     make_renderer,
     make_vlm_engine,
     make_vlm_module,
@@ -16,108 +17,163 @@ from picture_helpers import (
     sample_conversation,
     write_vlm,
 )
+from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
 from rllib_llm.errors import ModelError
 from rllib_llm.modules.architectures import check_folder, read_config
-from rllib_llm.modules.tiny import build_tokenizer
+from rllib_llm.pictures.contract import digest
+from rllib_llm.pictures.features import PictureReader, is_vision_trained
 from rllib_llm.pictures.spec import image_spec, refused_family
 
-# As in SmolVLM's: content is a list of parts, roles are words, turns end with a token.
-PARTS_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] | capitalize + ': ' }}"
-    "{% for line in message['content'] %}"
-    "{% if line['type'] == 'text' %}{{ line['text'] }}{% endif %}{% endfor %}"
-    "<end_of_utterance>\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
-)
-SPECIAL = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+TWO = [("<image> What?", [picture(1, 24, 24)]), ("And <image>?", [picture(2, 60, 20)])]
+ONE = [("Look: <image>", [picture(3)])]
+NONE = [("What colour?", []), ("Look again.", [])]
 
 
-def write_idefics3(folder) -> str:
-    """Write a tiny Idefics3 with a template and control tokens like SmolVLM's."""
-    tokenizer = build_tokenizer(TEXTS, 360, SPECIAL)
-    tokenizer.eos_token = "<end_of_utterance>"
-    tokenizer.chat_template = PARTS_TEMPLATE
-    text = {
-        "model_type": "llama",
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "pad_token_id": 0,
-        "initializer_range": 0.2,
-    }
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "image_size": 24,
-        "patch_size": 4,
-    }
-    config = tf.Idefics3Config(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-        scale_factor=3,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    tf.Idefics3ForConditionalGeneration(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+@pytest.fixture(scope="module", params=WRITERS)
+def family(request):
+    """Return the name of a writer."""
+    return request.param
 
 
-def test_an_idefics3_folder_samples_as_it_scores(tmp_path):
-    folder = write_idefics3(tmp_path / "model")
-    spec = image_spec(folder)
-    assert (spec.family, spec.count, spec.size, spec.patches) == ("idefics3", 4, 24, 36)
-    assert spec.before == "<fake_token_around_image><global-img>"
-    module, renderer = make_vlm_module(folder), make_renderer(folder)
-    engine = make_vlm_engine(module, folder)
-    shown = [("<image> What?", [picture(1)]), ("And <image>?", [picture(2, 60, 20)])]
-    batch = row_batch([sample_conversation(engine, renderer, shown)], folder)
-    gap = row_scores(module, batch) - batch[columns.BEHAVIOUR_LOGP]
-    assert gap.abs().max() < 1e-5
-    shown = renderer.tokenizer.decode(batch[columns.INPUT_IDS][0])
-    run = spec.before + "<image>" * 4 + spec.after
-    assert shown.startswith(f"User: {run} What?<end_of_utterance>\nAssistant: ")
+@pytest.fixture(scope="module")
+def folder(family, tmp_path_factory) -> str:
+    """Write the family's folder."""
+    return WRITERS[family](tmp_path_factory.mktemp(family))
 
 
-def test_a_saved_model_keeps_its_processor_and_its_scores(tmp_path):
-    folder = write_vlm(tmp_path / "model", image_size=16, patch_size=4)
-    module, renderer = make_vlm_module(folder), make_renderer(folder)
-    engine = make_vlm_engine(module, folder)
-    conversation = sample_conversation(engine, renderer, [("<image>?", [picture(1)])])
-    out = tmp_path / "out"
-    module.save_model(out)
-    assert (out / "preprocessor_config.json").is_file()
-    assert image_spec(str(out)) == image_spec(folder)
-    again = make_vlm_module(str(out))
-    batch = row_batch([conversation], folder)
+@pytest.fixture
+def model(folder):
+    """Return the folder's module, renderer and engine."""
+    module = make_vlm_module(folder)
+    return module, make_renderer(folder), make_vlm_engine(module, folder)
+
+
+def gap_of(module, batch) -> float:
+    scores = row_scores(module, batch)
+    return float((scores - batch[columns.BEHAVIOUR_LOGP]).abs().max().detach())
+
+
+def test_rows_with_0_1_and_2_pictures_equal_turn_by_turn(model, folder, family):
+    module, renderer, engine = model
+    assert renderer.pictures.count == COUNTS[family]
+    conversations = [
+        sample_conversation(engine, renderer, shown, seed=n)
+        for n, shown in enumerate((NONE, TWO, ONE))
+    ]
+    batch = row_batch(conversations, folder)
+    assert (batch[columns.PICTURE_STARTS] >= 0).sum(1).tolist() == [0, 2, 1]
+    assert gap_of(module, batch) < 1e-5
+
+
+def test_another_picture_changes_the_scores(model, folder):
+    module, renderer, engine = model
+    turns, store = sample_conversation(engine, renderer, ONE)
+    batch = row_batch([(turns, store)], folder)
+    other = row_batch([(turns, {digest(picture(3)): picture(9)})], folder)
+    gap = row_scores(module, batch) - row_scores(module, other)
+    assert gap.abs().max() > 1e-3
+
+
+def test_the_text_part_with_features_equals_transformers_own_forward(model, folder):
+    module, renderer, engine = model
+    batch = row_batch([sample_conversation(engine, renderer, TWO)], folder)
+    spec = renderer.pictures
+    pixels = torch.as_tensor(batch[columns.PICTURES].pixels)
+    values = (pixels / 255 - torch.tensor(spec.mean)) / torch.tensor(spec.std)
+    values = values.float().permute(0, 3, 1, 2)
+    shown = {"pixel_values": values}
+    if spec.family in ("smolvlm", "idefics3"):
+        shown["pixel_values"] = values[None]
+    if spec.family == "llava_onevision":
+        shown["image_sizes"] = torch.tensor([[spec.size, spec.size]] * 2)
+        shown["batch_num_images"] = torch.tensor([2])
+    ids = batch[columns.INPUT_IDS]
+    logits = module.lm(input_ids=ids, **shown).logits[..., : module.vocabulary]
+    logp = logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
+    mask = batch[Columns.LOSS_MASK][:, 1:]
+    assert (logp - row_scores(module, batch)[:, 1:])[mask].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_onevision", "internvl"])
+def test_pixels_are_normalised_as_by_the_processor(name, tmp_path):
+    folder = WRITERS[name](tmp_path)
+    spec, image = image_spec(folder), picture(1, 24, 24)
+    processor = tf.AutoImageProcessor.from_pretrained(folder)
+    expected = processor(images=[image], return_tensors="pt")["pixel_values"]
+    ours = (image / 255 - np.array(spec.mean)) / np.array(spec.std)
+    expected = expected.reshape(-1, 3, 24, 24)[0].permute(1, 2, 0).numpy()
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("parts", [[], ["vision"], ["projector"]])
+def test_gradients_reach_the_parts_that_are_trained(folder, parts):
+    gradients = []
+    for checkpointing in (False, True):
+        settings = {"freeze": parts, "gradient_checkpointing": checkpointing}
+        module, renderer = make_vlm_module(folder, **settings), make_renderer(folder)
+        assert is_vision_trained(module.lm)
+        engine = make_vlm_engine(module, folder)
+        batch = row_batch([sample_conversation(engine, renderer, TWO)], folder)
+        module.train()
+        row_scores(module, batch).sum().backward()
+        gradients.append({n: p.grad for n, p in module.named_parameters()})
+    moved = {n for n, g in gradients[0].items() if g is not None and g.abs().max() > 0}
+    tower = any("vision" in n for n in moved)
+    names = ("connector", "multi_modal_projector", "image_newline")
+    projector = {name for name in names if any(name in n for n in moved)}
+    assert tower == ("vision" not in parts)
+    assert bool(projector) == ("projector" not in parts)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient)
+
+
+def test_a_saved_model_loads_in_transformers_with_its_processor(
+    model, folder, tmp_path
+):
+    module, renderer, engine = model
+    conversation = sample_conversation(engine, renderer, TWO)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.01)
+    module.save_model(tmp_path)
+    assert image_spec(str(tmp_path)) == image_spec(folder)
+    again, batch = make_vlm_module(str(tmp_path)), row_batch([conversation], folder)
     torch.testing.assert_close(row_scores(again, batch), row_scores(module, batch))
-    loaded = tf.AutoModelForImageTextToText.from_pretrained(out)
-    assert type(loaded).__name__ == "SmolVLMForConditionalGeneration"
-    processor = tf.AutoImageProcessor.from_pretrained(out)
-    assert list(processor.image_mean) == [0.5, 0.5, 0.5]
+    loaded = tf.AutoModelForImageTextToText.from_pretrained(tmp_path)
+    assert type(loaded) is type(module.lm)
+    if renderer.pictures.family != "idefics3":  # whose folder has no processor
+        processor = tf.AutoImageProcessor.from_pretrained(tmp_path)
+        assert tuple(processor.image_mean) == renderer.pictures.mean
 
 
-def test_a_module_checkpoint_restores_to_the_bit(tmp_path, vlm, renderer, module):
-    engine = make_vlm_engine(module, vlm)
-    batch = row_batch(
-        [sample_conversation(engine, renderer, [("<image>?", [picture(1)])])], vlm
-    )
+def test_the_run_has_the_control_tokens_of_its_family(model, family):
+    _, renderer, engine = model
+    turns, _ = sample_conversation(engine, renderer, ONE, tokens=1)
+    shown = renderer.tokenizer.decode(turns[0].prompt_ids)
+    run = {
+        "smolvlm": "<fake_token_around_image>{}<fake_token_around_image>",
+        "idefics3": "<fake_token_around_image><global-img>{}<fake_token_around_image>",
+        "internvl": "<img>{}</img>",
+    }.get(family, "{}")
+    token = "<IMG_CONTEXT>" if family == "internvl" else "<image>"
+    assert f"Look: {run.format(token * COUNTS[family])}<" in shown
+
+
+def test_a_module_checkpoint_restores_to_the_bit(tmp_path, model, folder):
+    module, renderer, engine = model
+    batch = row_batch([sample_conversation(engine, renderer, ONE)], folder)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(1.01)
     module.save_to_path(tmp_path / "saved")
     again = type(module).from_checkpoint(tmp_path / "saved")
     assert torch.equal(row_scores(again, batch), row_scores(module, batch))
-    assert (tmp_path / "saved" / "hf" / "preprocessor_config.json").is_file()
+    assert image_spec(str(tmp_path / "saved" / "hf")) == image_spec(folder)
+
+
+# Refusals ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -125,8 +181,7 @@ def test_a_module_checkpoint_restores_to_the_bit(tmp_path, vlm, renderer, module
     [
         (tf.Qwen2VLConfig(), "'qwen2_vl'.*three dimensions"),
         (tf.Qwen2_5_VLConfig(), "'qwen2_5_vl'.*three dimensions"),
-        (tf.LlavaConfig(), "'llava'.*not implemented"),
-        (tf.InternVLConfig(), "'internvl'.*not implemented"),
+        (tf.LlavaNextConfig(), "'llava_next'.*not implemented"),
     ],
 )
 def test_other_families_are_refused_by_name(tmp_path, config, rule):
@@ -143,10 +198,66 @@ def test_gemma3_remains_a_model_of_text(tmp_path):
     assert "both directions" in refused_family("gemma3")
 
 
-def test_sizes_that_do_not_fit_are_refused(tmp_path):
-    folder = write_vlm(tmp_path / "model")
-    config = tf.SmolVLMConfig.from_pretrained(folder)
-    config.vision_config.image_size = 40  # 5 patches, which scale_factor 2 cannot halve
+def changed(tmp_path, name, change) -> str:
+    """Write a folder of a family with a changed config; return its path."""
+    folder = WRITERS[name](tmp_path / "model")
+    config = tf.AutoConfig.from_pretrained(folder)
+    change(config)
     config.save_pretrained(folder)
-    with pytest.raises(ModelError, match="scale_factor=2"):
-        image_spec(str(folder) + "/")
+    return folder
+
+
+def set_size(config, size):
+    config.vision_config.image_size = size
+
+
+def set_tower(config):
+    config.vision_config = tf.PixtralVisionConfig(image_size=24, patch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "rule"),
+    [
+        # 5 patches, which scale_factor 2 cannot halve
+        ("smolvlm", lambda c: set_size(c, 40), "scale_factor=2"),
+        ("llava", lambda c: set_size(c, 26), "multiple of the patch"),
+        ("llava", set_tower, "tower of type 'pixtral'.*clip_vision_model"),
+        ("internvl", lambda c: set_size(c, [20, 20]), "downsample_ratio=0.5"),
+        ("internvl", lambda c: set_size(c, [24, 48]), "must be squares"),
+        (
+            "internvl",
+            lambda c: setattr(c, "vision_feature_select_strategy", "full"),
+            "must be a number and 'default'",
+        ),
+        ("llava", lambda c: setattr(c, "image_token_index", 9999), "tokenizer lacks"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(tmp_path, name, change, rule):
+    with pytest.raises(ModelError, match=rule):
+        image_spec(changed(tmp_path, name, change))
+
+
+def test_families_with_several_towers_need_a_processor(tmp_path):
+    folder = WRITERS["llava"](tmp_path / "model")
+    (tmp_path / "model" / "preprocessor_config.json").unlink()
+    with pytest.raises(ModelError, match="preprocessor_config.json.*'llava'"):
+        image_spec(folder)
+
+
+def test_a_processor_inside_of_processor_config_is_read(tmp_path):
+    folder = WRITERS["llava"](tmp_path / "model")
+    file = tmp_path / "model" / "preprocessor_config.json"
+    nested = f'{{"image_processor": {file.read_text()}}}'
+    (tmp_path / "model" / "processor_config.json").write_text(nested)
+    file.unlink()
+    assert image_spec(folder).mean[0] == pytest.approx(0.48145466)
+
+
+def test_pixels_that_the_processor_does_not_normalise(tmp_path):
+    folder = write_vlm(tmp_path / "model")
+    file = tmp_path / "model" / "preprocessor_config.json"
+    file.write_text('{"do_normalize": false, "image_mean": [0.5, 0.5, 0.5]}')
+    spec = image_spec(folder)
+    assert (spec.mean, spec.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    module = make_vlm_module(folder)
+    assert PictureReader(module.lm, spec)(torch.zeros(1, 32, 32, 3)).shape[1] == 4

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from family_folders import WRITERS
 from picture_helpers import picture
 
 from rllib_llm import GRPO, GRPOConfig, SFTConfig
@@ -53,14 +54,14 @@ class ThreeShots(TextEnv):
     random_action = expert_action
 
 
-def config_of(kind=GRPOConfig, env=ThreeShots, **training):
+def config_of(kind=GRPOConfig, env=ThreeShots, model=None, **training):
     rollouts = {"episodes_per_iteration": 8}
     if kind is GRPOConfig:
         rollouts["group_size"] = 4
     return (
         kind()
         .environment(env)
-        .language_model(model="tiny-vlm", tiny=TINY)
+        .language_model(**(model or {"model": "tiny-vlm", "tiny": TINY}))
         .generation(max_new_tokens=5)
         .rollouts(**rollouts)
         .training(lr=1e-2, **training)
@@ -88,6 +89,20 @@ def test_sampler_and_learner_agree_and_the_tower_learns():
         assert learned(result)[MISMATCH] < 1e-5
         assert learned(result)["grad_norm"] > 0
     for part in ("vision_model", "connector", "text_model"):
+        names = [n for n in before if part in n]
+        assert any(not torch.equal(before[n], after[n]) for n in names)
+
+
+@pytest.mark.parametrize("name", ["llava", "internvl"])
+def test_folders_of_other_families_train(tmp_path, name):
+    model = {"model": WRITERS[name](tmp_path), "freeze": []}
+    algo = config_of(model=model).build_algo()
+    before = weights_of(algo)
+    result = algo.train()
+    after = weights_of(algo)
+    algo.stop()
+    assert learned(result)[MISMATCH] < 1e-5
+    for part in ("vision_tower", "multi_modal_projector", "language_model"):
         names = [n for n in before if part in n]
         assert any(not torch.equal(before[n], after[n]) for n in names)
 

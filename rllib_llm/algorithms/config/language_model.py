@@ -14,6 +14,7 @@ from rllib_llm.algorithms.config.declarations import (
 )
 from rllib_llm.modules.lora import LoraSettings
 from rllib_llm.modules.tiny import TinySizes
+from rllib_llm.pictures.families import FrozenPart
 from rllib_llm.schema import Hint, Rule
 
 
@@ -28,7 +29,6 @@ def _is_json(value: object) -> bool:
 _HINT = Hint("float16 would need its loss scaled.")
 Autocast = Annotated[Literal["bfloat16"], _HINT]
 Dtype = Annotated[Literal["float32", "bfloat16", "auto"], _HINT]
-FrozenPart = Literal["vision", "projector"]
 History = Literal["append", "rerender", "latest"]
 JsonMapping = Annotated[dict[str, Any], Rule("a mapping that JSON can hold", _is_json)]
 
