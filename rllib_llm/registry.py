@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -22,6 +23,8 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, load: Callable[[], None] | None = None):
         self.kind = kind
         self._load = load
+        self._lock = threading.RLock()
+        self._is_loading = False
         self._items: dict[str, T] = {}
 
     def register(self, name: str, item: T) -> T:
@@ -65,9 +68,19 @@ class Registry(Generic[T]):
         return iter(self.names())
 
     def _ensure_loaded(self) -> None:
-        if self._load is not None:
-            load, self._load = self._load, None
-            load()
+        if self._load is None:
+            return
+        # Threads that come meanwhile wait until all items are there; a look-up by what
+        # is being loaded goes on.
+        with self._lock:
+            if self._load is None or self._is_loading:
+                return
+            self._is_loading = True
+            try:
+                self._load()
+            finally:
+                self._is_loading = False
+            self._load = None
 
 
 def _same_definition(a: object, b: object) -> bool:

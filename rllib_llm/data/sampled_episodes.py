@@ -176,4 +176,5 @@ def _trajectory(part: Any, number: int) -> Trajectory:
         greedy_return=data.greedy_return,
         messages=data.messages,
         path=data.path,
+        images=[tuple(ref.digest for ref in turn.images) for turn in turns],
     )

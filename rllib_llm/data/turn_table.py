@@ -57,6 +57,8 @@ class Trajectory:
         messages: The conversation of the last turn, system message included, as the
             policy read it and wrote it.
         path: Branches that sampled the turns; several if the episode is a fork.
+        images: Digests of the pictures shown before each turn; empty if the
+            environment shows none. [H]
     """
 
     task: Task
@@ -80,6 +82,7 @@ class Trajectory:
     answers: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     messages: list[Message] = dataclasses.field(default_factory=list)
     path: Path = ()
+    images: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
         """Return the number of turns."""
@@ -224,6 +227,12 @@ class TurnTable:
     def observations(self) -> list[str]:
         """Text observed before each turn. [M]"""
         return [o for t in self.trajectories for o in t.observations]
+
+    @property
+    def images(self) -> list[str]:
+        """Digests of the pictures shown before each turn, "" without pictures. [M]"""
+        shown = (t.images or [()] * len(t) for t in self.trajectories)
+        return [" ".join(digests) for turns in shown for digests in turns]
 
     @property
     def completions(self) -> list[str]:

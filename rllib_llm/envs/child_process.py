@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -28,9 +29,9 @@ class EnvProcessError(RLlibLLMError):
 class ChildProcess:
     """Calls the methods of an object that lives in another process.
 
-    The process starts at the first call and ends with :meth:`close`, :meth:`kill` or
-    its parent. Exceptions of the object are raised here, with the trace of the process
-    as a note.
+    The process starts at the first call and ends with :meth:`close`, :meth:`kill`, the
+    collection of this object or its parent. Exceptions of the object are raised here,
+    with the trace of the process as a note.
 
     Args:
         maker: A pickled function without arguments that returns the object.
@@ -48,6 +49,7 @@ class ChildProcess:
         self._title = title
         self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -78,11 +80,16 @@ class ChildProcess:
         process = self._process
         if process is None:
             process = self._process = _start(self._environ)
+            # A collected Popen keeps its pipes, so that the process would go on.
+            self._finalizer = weakref.finalize(self, _kill, process)
+            # At the end of this process the pipe ends, and the other one closes its
+            # object by itself.
+            self._finalizer.atexit = False
             self._send(process, self._maker)
         self._send(process, pickle.dumps((method, args, dict(keywords or {}))))
         assert process.stdout is not None  # a pipe
         if timeout_s is not None and not _is_ready(process.stdout, timeout_s):
-            self._process = None
+            self._forget()
             _kill(process)
             raise EnvProcessError(
                 f"{self._title} did not answer {method}() within {timeout_s:g} s and "
@@ -90,7 +97,8 @@ class ChildProcess:
             )
         reply = receive(process.stdout)
         if reply is None:
-            status, self._process = process.wait(), None
+            status = process.wait()
+            self._forget()
             raise EnvProcessError(
                 f"{self._title} ended with status {status} in {method}(). "
                 "See its error above; a negative status is the number of a signal."
@@ -103,9 +111,10 @@ class ChildProcess:
 
     def close(self) -> None:
         """Close the object and end its process."""
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
+        self._forget()
         assert process.stdin and process.stdout  # pipes
         try:
             process.stdin.close()  # makes the process close the object and exit
@@ -117,7 +126,18 @@ class ChildProcess:
     def kill(self) -> None:
         """Kill the process and its children, e.g. because they hang."""
         if self._process is not None:
+            self._detach()
             _kill(self._process)
+
+    def _forget(self) -> None:
+        """Leave the process, which has ended or is about to."""
+        self._process = None
+        self._detach()
+
+    def _detach(self) -> None:
+        # Otherwise the collection would kill another process with the same number.
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def _send(self, process: subprocess.Popen[bytes], message: bytes) -> None:
         assert process.stdin is not None  # a pipe
@@ -125,7 +145,7 @@ class ChildProcess:
             send(process.stdin, message)
         except OSError as error:
             _kill(process)
-            self._process = None
+            self._forget()
             raise EnvProcessError(f"{self._title} has ended: {error}") from error
 
 

@@ -10,6 +10,7 @@ from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match, require_int
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv, in_split
+from rllib_llm.pictures.cells import cell_picture
 from rllib_llm.pictures.contract import PLACEHOLDER
 
 COLOURS = {
@@ -83,8 +84,6 @@ class ColourGrid(TextEnv):
 def _picture(drawn: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
     """Return the picture of a grid of colour numbers. uint8 [size, size, 3]"""
     colours = np.array(list(COLOURS.values()), float)
-    cells = len(drawn)
-    places = np.arange(size) * cells // size  # cell of each pixel
-    pixels = colours[drawn[np.ix_(places, places)]]
+    pixels = cell_picture(colours[drawn], size)
     noisy = pixels + rng.normal(0.0, _NOISE, pixels.shape)
     return noisy.round().clip(0, 255).astype(np.uint8)

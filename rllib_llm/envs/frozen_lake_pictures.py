@@ -9,6 +9,7 @@ from rllib_llm.envs.frozen_lake import FrozenLake
 from rllib_llm.envs.grid import MOVE_FORMAT
 from rllib_llm.envs.parsing import require_bool, require_int
 from rllib_llm.envs.registry import register_text_env
+from rllib_llm.pictures.cells import cell_picture
 from rllib_llm.pictures.contract import PLACEHOLDER
 
 # Ice, hole, goal, and the player on top of them.
@@ -72,8 +73,6 @@ class FrozenLakePictures(FrozenLake):
 
     def _picture(self) -> np.ndarray:
         """Return the lake with the player. uint8 [pixels, pixels, 3]"""
-        size = len(self.map)
         cells = np.array([[_COLOURS[cell] for cell in row] for row in self.map])
         cells[self._position()] = _PLAYER
-        places = np.arange(self.pixels) * size // self.pixels  # cell of each pixel
-        return cells[np.ix_(places, places)].astype(np.uint8)
+        return cell_picture(cells, self.pixels).astype(np.uint8)

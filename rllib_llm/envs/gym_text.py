@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,10 +11,11 @@ import gymnasium as gym
 import numpy as np
 
 from rllib_llm.data.types import TurnResult
-from rllib_llm.envs.parsing import last_match
+from rllib_llm.envs.parsing import last_match, require_bool
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError
+from rllib_llm.pictures.contract import PLACEHOLDER, check_image, quoted
 
 _TEXT_SPACES = (UnicodeText, gym.spaces.Text)
 _MAX_TURNS = 100
@@ -37,6 +39,9 @@ class GymTextEnv(TextEnv):
     Args:
         env: The environment.
         render: Converts an observation to text. Not needed for text observations.
+        pictures: Whether each observation shows ``env.render()``, an array uint8
+            [height, width, 3] of ``render_mode="rgb_array"``, above its text. No text
+            is needed then.
         parse: Converts the model's text to an action, or to None for an invalid one.
         action_names: Words for the actions of a ``Discrete`` space, in order; the
             last one in the model's text counts. The first message lists them.
@@ -46,14 +51,24 @@ class GymTextEnv(TextEnv):
 
     Raises:
         EnvContractError: If observations or actions are not text and lack a
-            conversion.
-        ConfigError: If ``action_names`` does not match the action space.
+            conversion; in an episode, if ``env.render()`` returns no such array.
+        ConfigError: If ``action_names`` does not match the action space, or if the
+            environment has another render mode than ``pictures`` needs.
     """
 
     # Gymnasium has no notion of success, so an end without it is no failure.
     has_success = False
     _KEPT = TextEnv._KEPT | {
-        *("_render_text", "_parse_text", "_names", "_order", "_pattern", "format_hint")
+        *(
+            "_render_text",
+            "_is_shown",
+            "_has_text",
+            "_parse_text",
+            "_names",
+            "_order",
+            "_pattern",
+            "format_hint",
+        )
     }
 
     def __init__(
@@ -64,10 +79,16 @@ class GymTextEnv(TextEnv):
         parse: Callable[[str], Any] | None = None,
         action_names: Sequence[str] | None = None,
         env_config: dict[str, Any] | None = None,
+        pictures: bool = False,
     ):
         steps = env.spec.max_episode_steps if env.spec is not None else None
         super().__init__({"max_turns": steps or _MAX_TURNS, **(env_config or {})})
-        _check_observations(env, render)
+        self._is_shown = require_bool("pictures", pictures)
+        self._has_text = _has_text(env, render)
+        if self._is_shown:
+            _check_render_mode(env)
+        else:
+            _check_observations(env, self._has_text)
         _check_actions(env, parse, action_names)
         self.env = env
         self._render_text = render
@@ -91,16 +112,18 @@ class GymTextEnv(TextEnv):
         options = dict(options or {})
         start_options = {"split": options.pop("split")} if "split" in options else {}
         self._seed, self._inner_options = seed, options or None
-        prompt, _ = super().reset(seed=seed, options=start_options)
-        return prompt, self._info
+        prompt, info = super().reset(seed=seed, options=start_options)
+        return prompt, {**self._info, **info}
 
-    def start(self, rng: np.random.Generator) -> str:
+    def start(self, rng: np.random.Generator) -> TurnResult:
         """Reset the wrapped environment."""
         observation, self._info = self.env.reset(
             seed=self._seed, options=self._inner_options
         )
-        text = self._to_text(observation)
-        return f"{text}\n{self.format_hint}" if self._names else text
+        shown = self._shown(observation)
+        if self._names:
+            shown.observation += f"\n{self.format_hint}"
+        return shown
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one turn; infos of the wrapped environment are kept."""
@@ -127,8 +150,9 @@ class GymTextEnv(TextEnv):
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._info = info
         success = info.get("success", info.get("is_success"))
-        return TurnResult(
-            self._to_text(observation),
+        shown = self._shown(observation)
+        return dataclasses.replace(
+            shown,
             reward=float(reward),
             terminated=bool(terminated),
             truncated=bool(truncated),
@@ -147,6 +171,28 @@ class GymTextEnv(TextEnv):
         """Close the wrapped environment."""
         self.env.close()
 
+    def _invalid(self) -> TurnResult:
+        result = super()._invalid()
+        if self._is_shown:
+            # The last picture again: the model may read nothing but its last turn.
+            result.observation = f"{PLACEHOLDER}\n{result.observation}"
+            result.images = [self._picture()]
+        return result
+
+    def _shown(self, observation: object) -> TurnResult:
+        """Return an observation as text, below its picture if it has one."""
+        text = self._to_text(observation) if self._has_text else ""
+        if not self._is_shown:
+            return TurnResult(text)
+        lines = [PLACEHOLDER, *filter(None, [quoted(text)])]
+        return TurnResult("\n".join(lines), images=[self._picture()])
+
+    def _picture(self) -> np.ndarray:
+        picture: object = self.env.render()
+        check_image(picture, f"render() of {self.env}")
+        assert isinstance(picture, np.ndarray), "It has been checked."
+        return picture
+
     def _to_text(self, observation: object) -> str:
         text = self._render_text(observation) if self._render_text else observation
         if not isinstance(text, str):
@@ -158,12 +204,27 @@ class GymTextEnv(TextEnv):
         return text
 
 
-def _check_observations(env: gym.Env, render: Callable[[Any], str] | None) -> None:
-    if render is None and not isinstance(env.observation_space, _TEXT_SPACES):
+def _has_text(env: gym.Env, render: Callable[[Any], str] | None) -> bool:
+    """Return whether observations are text, or can be converted to it."""
+    return render is not None or isinstance(env.observation_space, _TEXT_SPACES)
+
+
+def _check_observations(env: gym.Env, has_text: bool) -> None:
+    if not has_text:
         raise EnvContractError(
             f"{env} does not have text observations: its observation space is "
             f"{env.observation_space}. Wrap it as GymTextEnv(env, render=...), where "
-            "render is a function from an observation to text."
+            "render is a function from an observation to text, or show its pictures "
+            "with pictures=True."
+        )
+
+
+def _check_render_mode(env: gym.Env) -> None:
+    if env.render_mode != "rgb_array":
+        raise ConfigError(
+            f"pictures=True needs render_mode='rgb_array', but {env} has render_mode="
+            f"{env.render_mode!r}. Pass render_mode='rgb_array' to gymnasium.make, or "
+            "in env_config."
         )
 
 

@@ -35,6 +35,7 @@ _ADAPTER_OPTIONS = (
     "invalid_action",
     "invalid_action_reward",
     "action_names",
+    "pictures",
 )
 
 
@@ -55,8 +56,8 @@ def make_env(spec: EnvSpec, env_config: dict[str, Any] | None = None) -> Any:
             - a function of the config dictionary that returns an environment.
         env_config: Options of the environment. For Gymnasium ids and classes that are
             not a :class:`TextEnv`, ``max_turns``, ``invalid_action``,
-            ``invalid_action_reward`` and ``action_names`` go to the adapter
-            :class:`GymTextEnv` instead.
+            ``invalid_action_reward``, ``action_names`` and ``pictures`` go to the
+            adapter :class:`GymTextEnv` instead.
 
     Returns:
         An environment whose ``unwrapped`` is a :class:`TextEnv`; or one of PettingZoo
@@ -183,7 +184,8 @@ def _as_text_env(env: object, source: object, adapter: dict[str, Any]) -> AnyEnv
     if isinstance(env.unwrapped, TextEnv):
         return env
     names = adapter.pop("action_names", None)
-    return GymTextEnv(env, action_names=names, env_config=adapter)
+    pictures = adapter.pop("pictures", False)
+    return GymTextEnv(env, action_names=names, pictures=pictures, env_config=adapter)
 
 
 def _split_config(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

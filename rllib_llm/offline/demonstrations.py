@@ -167,6 +167,7 @@ def demonstrations(
     seed: int,
     mistake_rate: float,
     most_envs: int = 1,
+    max_retries: int = 0,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[Demonstration]:
     """Play ``count`` episodes on training tasks.
@@ -177,6 +178,7 @@ def demonstrations(
         seed: Determines tasks and mistakes.
         mistake_rate: Share of random turns.
         most_envs: Maximum number of concurrent environments.
+        max_retries: Repetitions of an episode whose environment's process fails.
         on_progress: Called with the finished fraction.
 
     Returns:
@@ -184,7 +186,12 @@ def demonstrations(
     """
     seeds = [stable_seed(seed, "demonstration", i) for i in range(count)]
     return demonstrations_of(
-        make_env, seeds, mistake_rate, most_envs=most_envs, on_progress=on_progress
+        make_env,
+        seeds,
+        mistake_rate,
+        most_envs=most_envs,
+        max_retries=max_retries,
+        on_progress=on_progress,
     )
 
 
@@ -194,6 +201,7 @@ def demonstrations_of(
     mistake_rate: float,
     *,
     most_envs: int = 1,
+    max_retries: int = 0,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[Demonstration]:
     """Play the training tasks with these seeds; see :func:`demonstrations`."""
@@ -202,7 +210,12 @@ def demonstrations_of(
         return play_expert_with_mistakes(env, seed, mistake_rate)
 
     played = play_all(
-        make_env, seeds, play, most_envs=most_envs, on_progress=on_progress
+        make_env,
+        seeds,
+        play,
+        most_envs=most_envs,
+        max_retries=max_retries,
+        on_progress=on_progress,
     )
     return [demo for demos in played for demo in demos]
 
@@ -213,6 +226,7 @@ def transcript_texts(
     seed: int,
     count: int = 300,
     most_envs: int = 1,
+    max_retries: int = 0,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[str]:
     """Return observations and completions to train a tokenizer on.
@@ -220,7 +234,11 @@ def transcript_texts(
     Half of the turns are the expert's and half are random. Without a scripted expert
     the texts are first observations only.
     """
-    settings: dict[str, Any] = {"most_envs": most_envs, "on_progress": on_progress}
+    settings: dict[str, Any] = {
+        "most_envs": most_envs,
+        "max_retries": max_retries,
+        "on_progress": on_progress,
+    }
     try:
         demos = demonstrations(make_env, count, seed=seed, mistake_rate=0.5, **settings)
     except ConfigError:  # no scripted expert

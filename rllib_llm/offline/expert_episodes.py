@@ -27,6 +27,7 @@ def expert_episodes(config: LLMConfig, tasks: Sequence[Task]) -> list[Any]:
         range(len(tasks)),
         play,
         most_envs=config.most_envs_in_threads,
+        max_retries=config.max_retries,
     )
     shown = as_episodes(
         [demo for (demo,) in played],

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rllib_llm.envs.child_process import EnvProcessError
 from rllib_llm.errors import EnvContractError
+
+logger = logging.getLogger(__name__)
 
 # If no episode finishes for this long, one more thread is started. CPU-bound
 # environments thus use one or two threads, while environments that wait overlap.
@@ -15,6 +19,7 @@ _PATIENCE_S = 0.05
 
 PlayEpisode = Callable[[Any, int], Any]
 Done = Callable[[float], None]
+_Tasks = queue.SimpleQueue[tuple[int, int, int]]  # index, seed, retries left
 
 
 def play_all(
@@ -23,6 +28,7 @@ def play_all(
     play: PlayEpisode,
     *,
     most_envs: int = 1,
+    max_retries: int = 0,
     on_progress: Done | None = None,
 ) -> list[Any]:
     """Play one episode per seed, in threads.
@@ -35,6 +41,8 @@ def play_all(
         seeds: Seeds of the episodes.
         play: Plays the episode of a seed and returns its result.
         most_envs: Maximum number of concurrent environments, >= 1.
+        max_retries: Number of times that an episode is repeated, at the end, if the
+            environment's process fails: a browser, a remote actor.
         on_progress: Called with the finished fraction after each episode.
 
     Returns:
@@ -44,9 +52,9 @@ def play_all(
         Exception: The first exception of an environment or of ``play``.
         EnvContractError: If an environment called sys.exit().
     """
-    tasks: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-    for task in enumerate(seeds):
-        tasks.put(task)
+    tasks: _Tasks = queue.SimpleQueue()
+    for index, seed in enumerate(seeds):
+        tasks.put((index, seed, max_retries))
     replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     stop = threading.Event()
     arguments = (make_env, play, tasks, replies, stop)
@@ -82,7 +90,7 @@ def play_all(
 def _work(
     make_env: Callable[[], Any],
     play: PlayEpisode,
-    tasks: queue.SimpleQueue[tuple[int, int]],
+    tasks: _Tasks,
     replies: queue.SimpleQueue[tuple[int, Any]],
     stop: threading.Event,
 ) -> None:
@@ -91,12 +99,20 @@ def _work(
     try:
         while not stop.is_set():
             try:
-                index, seed = tasks.get_nowait()
+                index, seed, retries = tasks.get_nowait()
             except queue.Empty:
                 break
             if env is None:
                 env = make_env()
-            replies.put((index, play(env, seed)))
+            try:
+                result = play(env, seed)
+            except EnvProcessError as error:
+                if not retries:
+                    raise
+                logger.warning("Episode of seed %s dropped: %s", seed, error)
+                tasks.put((index, seed, retries - 1))
+                continue
+            replies.put((index, result))
         if env is not None:
             env.close()
     except Exception as error:  # any type: the caller raises it

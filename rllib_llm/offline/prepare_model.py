@@ -103,6 +103,7 @@ def _build_tiny(
         config.make_text_env,
         seed=config.seed or 0,
         most_envs=config.most_envs_in_threads,
+        max_retries=config.max_retries,
         on_progress=lambda done: on_progress("tokenizer", done),
     )
     save = save_tiny_model if config.lm_model == "tiny" else save_tiny_vlm

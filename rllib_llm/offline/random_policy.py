@@ -80,6 +80,7 @@ def store_random_result(
         range(count),
         play,
         most_envs=config.most_envs_in_threads,
+        max_retries=config.max_retries,
         on_progress=on_progress,
     )
     successes = [bool(success) for success in outcomes if success is not None]

@@ -53,6 +53,7 @@ def sft(config: LLMConfig, model: str, folder: Path, on_progress: Progress) -> N
         seed=seed,
         mistake_rate=config.sft_mistake_rate,
         most_envs=config.most_envs_in_threads,
+        max_retries=config.max_retries,
         on_progress=lambda done: on_progress("demonstrations", done),
     )
     roles = config.role_prompts()
@@ -86,6 +87,7 @@ def demonstrated_episodes(
         seeds,
         mistake_rate,
         most_envs=config.most_envs_in_threads,
+        max_retries=config.max_retries,
     )
     return as_episodes(demos, config.chat_renderer(), config, config.role_prompts())
 

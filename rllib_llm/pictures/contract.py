@@ -59,7 +59,7 @@ def check_images(text: str, images: object, source: str) -> None:
             "of numpy arrays. Return images=[picture, ...]."
         )
     for number, image in enumerate(images):
-        _check_image(image, f"picture {number} of {source}")
+        check_image(image, f"picture {number} of {source}")
     check_count(text, len(images), source)
 
 
@@ -79,7 +79,12 @@ def check_count(text: str, count: int, source: str) -> None:
         )
 
 
-def _check_image(image: object, name: str) -> None:
+def check_image(image: object, name: str) -> None:
+    """Check one picture.
+
+    Raises:
+        EnvContractError: If it is no uint8 array [height, width, 3].
+    """
     if not isinstance(image, np.ndarray):
         raise EnvContractError(
             f"{name} is a {type(image).__name__}; it must be a numpy array. Convert it "
@@ -114,7 +119,7 @@ def stored(pictures: MutableMapping[str, np.ndarray], info: Any) -> Any:
         if isinstance(image, str):
             names.append(image)
             continue
-        _check_image(image, f"info[{IMAGES!r}][{number}]")
+        check_image(image, f"info[{IMAGES!r}][{number}]")
         name = digest(image)
         if name not in pictures:
             # A copy: environments may draw into one array again and again.

@@ -55,8 +55,24 @@ def test_papers_on_pictures_and_screens_are_text_only_or_incomplete():
     exempt = {"F5", "F7", "F8", "F11"}  # papers on robots, or on pages as text
     lacking = {"screens", "pictures", "videos", "judging"}
     for row in ROWS:
-        if row.group == "F" and row.id not in exempt:
+        if row.group == "F" and row.id not in exempt | shown_in_pictures():
             assert row.state == "text only" or lacking & set(row.lacks), row.id
+
+
+def shown_in_pictures():
+    """Return the rows whose recipes all have an environment of pictures."""
+
+    def has_pictures(recipe):
+        screen = recipe.get("env_config", {}).get("mode") == "screen"
+        return screen or "_pictures-" in recipe["env"]
+
+    rows = (row for row in ROWS if row.yaml)
+    return {row.id for row in rows if all(map(has_pictures, row.recipes()))}
+
+
+def test_rows_on_pictures_differ_from_those_in_text():
+    assert {"F2", "F19"} <= shown_in_pictures()
+    assert not {"A1", "D4", "F3", "F13"} & shown_in_pictures()
 
 
 def test_a_script_in_the_place_of_a_model_is_a_state_of_its_own():

@@ -17,6 +17,7 @@ from rllib_llm.envs.browser import client
 from rllib_llm.envs.browser.actions import read_action
 from rllib_llm.envs.browser.chromium import find_program
 from rllib_llm.errors import MissingExtraError
+from rllib_llm.offline.demonstrations import demonstrations
 
 pytestmark = pytest.mark.slow
 if not find_program(client.BINARIES) or not find_program(client.DRIVERS):
@@ -45,6 +46,17 @@ class Doomed(MiniWob):
             mark.touch()
             os.killpg(self._pages.browser.pid, signal.SIGKILL)
         return super().reply(action)
+
+
+def test_no_demonstration_is_lost(tmp_path):
+    def made():
+        return Doomed({"folder": str(tmp_path)})
+
+    demos = demonstrations(
+        made, 4, seed=0, mistake_rate=0.0, most_envs=2, max_retries=2
+    )
+    assert [demo.success for demo in demos] == [True] * 4
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_no_episode_is_lost(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import os
 import pickle
 import time
@@ -10,7 +12,9 @@ import time
 import pytest
 from child_toys import Sleeper
 
+from rllib_llm.envs import child_process
 from rllib_llm.envs.child_process import ChildProcess, EnvProcessError
+from rllib_llm.envs.process_env import ProcessEnv
 
 
 @pytest.fixture
@@ -54,6 +58,32 @@ def test_a_process_that_ends_is_an_error_and_is_replaced(child):
     with pytest.raises(EnvProcessError, match=r"The sleeper ended with status 3"):
         child.call("exit")
     assert child.call("add", (1,)) == 4
+
+
+@pytest.mark.parametrize("kind", [ChildProcess, ProcessEnv])
+def test_collected_objects_end_their_process_and_its_children(kind):
+    made = kind(pickle.dumps(functools.partial(Sleeper, 3)))
+    pids = [*made.call("start_children"), made.pid]
+    assert all(map(is_running, pids))
+    del made
+    gc.collect()
+    end = time.monotonic() + 20.0
+    while any(map(is_running, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.parametrize("how", ["close", "kill", "exit"])
+def test_collection_kills_nothing_that_has_ended(monkeypatch, how):
+    made, killed = ChildProcess(pickle.dumps(functools.partial(Sleeper, 3))), []
+    made.call("add", (1,))
+    with contextlib.suppress(EnvProcessError):
+        made.call("exit") if how == "exit" else getattr(made, how)()
+    # Another process may have the number by now.
+    monkeypatch.setattr(child_process.os, "killpg", lambda *call: killed.append(call))
+    del made
+    gc.collect()
+    assert not killed
 
 
 def is_running(pid):

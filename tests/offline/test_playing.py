@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 
 import pytest
 
 from rllib_llm.algorithms.config.validation import make_env
+from rllib_llm.envs.child_process import EnvProcessError
 from rllib_llm.errors import EnvContractError
 from rllib_llm.offline.demonstrations import (
     demonstrations,
@@ -72,6 +74,36 @@ def test_the_first_failure_ends_it():
     with pytest.raises(ValueError, match="unlucky"):
         play_all(lambda: Waits(0.01), [UNLUCKY, *range(5000)], Waits.play, most_envs=4)
     assert time.monotonic() - began < 10
+
+
+class Fails(Waits):
+    """Fails as often as its seed says, each time with the process of an environment."""
+
+    attempts: collections.Counter[int] = collections.Counter()
+
+    def play(self, seed):
+        self.attempts[seed] += 1
+        if self.attempts[seed] <= seed:
+            raise EnvProcessError(f"killed at {seed}")
+        return seed
+
+
+@pytest.mark.parametrize("most_envs", [1, 3])
+def test_episodes_whose_process_fails_are_repeated(most_envs, caplog):
+    Fails.attempts.clear()
+    seeds = [2, 0, 1, 0]
+    played = play_all(Fails, seeds, Fails.play, most_envs=most_envs, max_retries=2)
+    assert played == seeds and dict(Fails.attempts) == {2: 3, 0: 2, 1: 2}
+    assert "Episode of seed 1 dropped: killed at 1" in caplog.text
+    Fails.attempts.clear()
+    with pytest.raises(EnvProcessError, match="killed at 3"):
+        play_all(Fails, [0, 3], Fails.play, max_retries=2)
+    assert Fails.attempts[3] == 3
+
+
+def test_other_failures_are_not_repeated():
+    with pytest.raises(ValueError, match="unlucky"):
+        play_all(Waits, [UNLUCKY], Waits.play, max_retries=2)
 
 
 def test_an_environment_cannot_end_the_process():

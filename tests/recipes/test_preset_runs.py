@@ -49,6 +49,8 @@ CASES = {
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),
     "colour_grid": ("sft={demonstrations: 200, lr: 1e-2}", *GROUPS),
+    "canvas_pictures": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
+    "sokoban_pictures": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
     "deepretrieval": SEARCH,
     "glam": LAKE,
     "twosome": LAKE,

@@ -34,8 +34,9 @@ def anchor(
     Args:
         table: Whole groups.
         discount: Discount per turn, in [0, 1].
-        similarity: Least ratio of difflib at which observations count as equal, in
-            (0, 1]; 1: only equal ones. Below 1 it compares all pairs, which is slow.
+        similarity: Least ratio of difflib at which texts of observations count as
+            equal, in (0, 1]; 1: only equal ones. Below 1 it compares all pairs, which
+            is slow. Pictures must be equal.
         scale: "none"; "group": divide by the cluster's standard deviation; "batch".
 
     Returns:
@@ -50,8 +51,11 @@ def anchor(
 
 
 def anchors(table: TurnTable, similarity: float = 1.0) -> np.ndarray:
-    """Return the cluster of each turn, integers. [M]"""
-    agents = combined_keys(table.task[table.owner], table.agent[table.owner])
+    """Return the cluster of each turn: equal pictures, similar texts. integers [M]"""
+    # The text may be the same below every picture: the pictures must be equal, too.
+    agents = combined_keys(
+        table.task[table.owner], table.agent[table.owner], table.images
+    )
     observations = table.observations
     if not observations:
         return agents

@@ -10,29 +10,24 @@ import numpy as np
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.adapters.miniwob_experts import EXPERTS
 from rllib_llm.envs.adapters.miniwob_pages import (
+    PAGE_SIZE,
     MiniWobPages,
     check_task,
     require_pages,
 )
-from rllib_llm.envs.browser.actions import (
-    FORMAT_HINT,
-    KEYS,
-    ActionProblem,
-    PageAction,
-    read_action,
-)
-from rllib_llm.envs.browser.elements import TYPED, page_text
+from rllib_llm.envs.adapters.miniwob_views import PageView, ScreenView, page_view
+from rllib_llm.envs.browser.actions import FORMAT_HINT, ActionProblem, PageAction
 from rllib_llm.envs.parsing import require_float
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError
 
-_WORDS = ("Ann", "Bob", "abc", "42")
-
 
 @register_text_env("miniwob-v0")
 class MiniWob(TextEnv):
     """Carry out an instruction on a web page; ``task`` selects the kind of page.
+
+    The model reads the page as numbered elements or sees its picture (``mode``).
 
     MiniWoB++ (Liu et al. 2018, arXiv:1802.08802), after World of Bits (Shi et al.
     2017). Each environment has a browser in a process of its own. The reward at the end
@@ -60,14 +55,23 @@ class MiniWob(TextEnv):
         rng: np.random.Generator,
         task: str | Sequence[str] = "click-test-2",
         timeout_s: float = 60.0,
-    ) -> str:
+        mode: str = "dom",
+        pixels: int = PAGE_SIZE[0],
+        grid: Sequence[int] = PAGE_SIZE,
+    ) -> TurnResult:
         """Draw the page.
 
         Args:
             rng: Generator of the task and of the page's seed.
             task: A task of MiniWoB++, or a list of which each episode draws one.
             timeout_s: Limit of each call of the browser, in seconds.
+            mode: ``"dom"``: the page is a list of numbered elements, in text.
+                ``"screen"``: it is a picture, and clicks name places.
+            pixels: Width of the picture, in [16, 160]; its height is 21/16 of it.
+            grid: Columns and rows of the places that can be clicked; by default the
+                page's pixels.
         """
+        self.view: PageView = page_view(mode, pixels, grid)
         tasks = [task] if isinstance(task, str) else list(task)
         if not tasks:
             raise ConfigError("task=[] must be a task of MiniWoB++, or several.")
@@ -83,13 +87,13 @@ class MiniWob(TextEnv):
         self.actions: list[PageAction] = []
         self.problem = ""
         self.state = self._open().start(*self._game)
-        shown = page_text(self.state.elements)
-        return f"{self.state.task}\n{shown}\n{self.format_hint}"
+        text, images = self.view.shown(self.state, self.state.task, self.view.hint)
+        return TurnResult(text, images=images)
 
     def parse(self, completion: str) -> PageAction | None:
         """Return the last action, None if the page does not allow it."""
         try:
-            return read_action(completion, self.state.elements)
+            return self.view.read(completion, self.state)
         except ActionProblem as problem:
             self.problem = str(problem)
             return None
@@ -100,7 +104,8 @@ class MiniWob(TextEnv):
         self.actions.append(action)
         self.state = state = self._pages.act(action)
         if not state.is_done:
-            return TurnResult(page_text(state.elements))
+            text, images = self.view.shown(state)
+            return TurnResult(text, images=images)
         success = state.reward >= 1.0
         text = "The task is done." if success else "The task has failed."
         solved = {f"solved_{self.task.replace('-', '_')}": float(success)}
@@ -110,26 +115,19 @@ class MiniWob(TextEnv):
         """Return the next action towards the goal.
 
         Raises:
-            NotImplementedError: For tasks without an expert.
+            NotImplementedError: For tasks without an expert in the mode.
+            ValueError: If the grid is too coarse for an element of the page.
         """
         if self.task not in EXPERTS:
             raise NotImplementedError(
                 f"task={self.task!r} has no expert; {', '.join(EXPERTS)} have one."
             )
-        return str(EXPERTS[self.task](self.state.task, self.state.elements))
+        action = EXPERTS[self.task](self.state.task, self.state.elements)
+        return self.view.written(action, self.state)
 
     def random_action(self, rng: np.random.Generator) -> str:
-        """Return a random action on a random element."""
-        elements = self.state.elements
-        if not elements:
-            return f"press {rng.choice(KEYS)}"
-        element = elements[int(rng.integers(len(elements)))]
-        if element.kind in TYPED and rng.random() < 0.5:
-            return str(PageAction("type", element.number, str(rng.choice(_WORDS))))
-        if element.options:
-            option = str(rng.choice(element.options))
-            return str(PageAction("select", element.number, option))
-        return str(PageAction("click", element.number))
+        """Return a random action."""
+        return self.view.random(rng, self.state)
 
     def restore(self, state: bytes) -> None:
         """Return to a :meth:`snapshot` by replaying its actions."""
@@ -151,9 +149,10 @@ class MiniWob(TextEnv):
             self._pages.browser.kill()
 
     def _invalid(self) -> TurnResult:
-        text = f"{self.problem}\n{page_text(self.state.elements)}"
+        text, images = self.view.shown(self.state, self.problem)
         return TurnResult(
             text,
+            images=images,
             reward=self.invalid_action_reward,
             terminated=self.invalid_action == "end",
         )
@@ -162,4 +161,5 @@ class MiniWob(TextEnv):
         if self._pages is None:
             self._pages = MiniWobPages()
         self._pages.browser.timeout_s = self.timeout_s
+        self._pages.has_screenshots = isinstance(self.view, ScreenView)
         return self._pages

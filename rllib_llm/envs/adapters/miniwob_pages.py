@@ -47,6 +47,16 @@ return {
   elements: WOB_DONE_GLOBAL ? [] : rllibPage.look(arguments[0]),
 };
 """
+# Of the pages of all tasks, in pixels.
+PAGE_SIZE = (160, 210)
+# The blinking mark of the focus and moving parts would make pictures depend on time.
+_STILL = """
+const style = document.createElement('style');
+style.textContent = '* { caret-color: transparent !important; ' +
+  'animation: none !important; transition: none !important; }';
+document.head.appendChild(style);
+"""
+_FAR = (490, 5)  # a place of the window beside the page
 _POLL_S = 0.02
 _INSTALL = "pip install --no-deps 'miniwob>=1.0,<1.2'"
 
@@ -61,12 +71,15 @@ class PageState:
         is_done: Whether the task has ended.
         reward: The page's reward without its factor for time, in [-1, 1]; 0 before the
             end.
+        png: Screenshot of the page as a file; empty if none was asked for, and at the
+            end.
     """
 
     task: str
     elements: tuple[Element, ...]
     is_done: bool = False
     reward: float = 0.0
+    png: bytes = b""
 
     @classmethod
     def read(cls, observed: Mapping[str, Any]) -> PageState:
@@ -81,7 +94,13 @@ class PageState:
 
 
 class MiniWobPages:
-    """One browser with tasks of MiniWoB++."""
+    """One browser with tasks of MiniWoB++.
+
+    Attributes:
+        has_screenshots: Whether the states have screenshots.
+    """
+
+    has_screenshots = False
 
     def __init__(self) -> None:
         self._folder = pages_folder()
@@ -110,6 +129,11 @@ class MiniWobPages:
             # Nothing is lost yet: another browser can load the same page.
             self.browser.call("open", address)
         self._wait_until(_IS_LOADED, search)
+        if self.has_screenshots:
+            self.browser.call("run", _STILL)
+            # The mouse is where the last episode has left it, and what is below it may
+            # look different.
+            self.browser.call("point", *_FAR, False)
         self.browser.call("run", _START, seed, split)
         self._wait_until(_IS_READY)
         return self.read()
@@ -125,7 +149,11 @@ class MiniWobPages:
 
     def read(self) -> PageState:
         """Return what the page shows."""
-        return PageState.read(self.browser.call("run", _READ, _OMITTED))
+        state = PageState.read(self.browser.call("run", _READ, _OMITTED))
+        if not self.has_screenshots or state.is_done:
+            return state
+        png = self.browser.call("screenshot", *PAGE_SIZE)
+        return dataclasses.replace(state, png=png)
 
     def _wait_until(self, script: str, *arguments: str) -> None:
         end = time.monotonic() + self.browser.timeout_s

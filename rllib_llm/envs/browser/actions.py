@@ -13,11 +13,11 @@ KEYS = ("enter", "tab", "escape", "backspace", "up", "down", "left", "right")
 FORMAT_HINT = (
     """Use 'click 2', 'type 3 "some text"', 'select 4 "an option"' or 'press enter'."""
 )
-_TEXT = r'"((?:[^"\\\n]|\\["\\]){0,200})"'
+TEXT = r'"((?:[^"\\\n]|\\["\\]){0,200})"'
 _PATTERN = re.compile(
     rf"\b(?:(click)[ \t]+([0-9]{{1,4}})\b"
-    rf"|(type)[ \t]+(?:([0-9]{{1,4}})[ \t]+)?{_TEXT}"
-    rf"|(select)[ \t]+([0-9]{{1,4}})[ \t]+{_TEXT}"
+    rf"|(type)[ \t]+(?:([0-9]{{1,4}})[ \t]+)?{TEXT}"
+    rf"|(select)[ \t]+([0-9]{{1,4}})[ \t]+{TEXT}"
     rf"|(press)[ \t]+({'|'.join(KEYS)})\b)",
     re.IGNORECASE,
 )
@@ -33,12 +33,15 @@ class PageAction:
         number: Number of the element; None: the focused one.
         text: Text to type, text of the option, or name of the key.
         option: Number of the option in its list, from 0.
+        place: Pixels from the left and the top of the window, of a click at a place
+            instead of on an element.
     """
 
     kind: str
     number: int | None = None
     text: str = ""
     option: int = 0
+    place: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         number = "" if self.number is None else f" {self.number}"
@@ -68,7 +71,7 @@ def read_action(completion: str, elements: Sequence[Element]) -> PageAction:
     kind = kind.lower()
     if kind == "press":
         return PageAction(kind, text=arguments[0].lower())
-    text = "" if kind == "click" else _ESCAPED.sub(r"\1", arguments.pop())
+    text = "" if kind == "click" else unescaped(arguments.pop())
     action = PageAction(kind, int(arguments[0]) if arguments else None, text)
     element = _target(action, elements)
     if kind == "type":
@@ -78,11 +81,25 @@ def read_action(completion: str, elements: Sequence[Element]) -> PageAction:
     return action
 
 
+def unescaped(text: str) -> str:
+    r"""Return a text of :data:`TEXT` without the backslashes of ``\"`` and ``\\``."""
+    return _ESCAPED.sub(r"\1", text)
+
+
+def check_keys(text: str) -> None:
+    """Check that a text can be typed.
+
+    Raises:
+        ActionProblem: If not.
+    """
+    if not _can_be_typed(text):
+        raise ActionProblem(f"{quoted(text)} has characters without a key.")
+
+
 def _check_typing(text: str, element: Element) -> None:
     if element.kind not in TYPED:
         raise ActionProblem(_wrong(element, "Text can be typed into", TYPED))
-    if not _can_be_typed(text):
-        raise ActionProblem(f"{quoted(text)} has characters without a key.")
+    check_keys(text)
 
 
 def _option(text: str, element: Element) -> int:

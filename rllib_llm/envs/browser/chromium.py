@@ -5,6 +5,7 @@ Only :class:`~rllib_llm.envs.browser.client.Browser` builds it, in a child proce
 
 from __future__ import annotations
 
+import base64
 import importlib.resources
 import shutil
 from collections.abc import Mapping
@@ -83,6 +84,32 @@ class Chromium:
         from selenium.webdriver.common.keys import Keys
 
         self._driver.switch_to.active_element.send_keys(_key(Keys, key))
+
+    def point(self, x: float, y: float, clicks: bool) -> None:
+        """Move the mouse to a place of the window, and click there if ``clicks``.
+
+        Unlike a script's events, these reach what is on top at the place, with the
+        focus and the marks that they bring about.
+
+        Args:
+            x: Pixels from the left of the window.
+            y: Pixels from its top.
+            clicks: Whether the left button is pressed and released.
+        """
+        kinds = ["mouseMoved", *(["mousePressed", "mouseReleased"] if clicks else [])]
+        for kind in kinds:
+            event: dict[str, Any] = {"type": kind, "x": x, "y": y}
+            if kind != "mouseMoved":
+                event |= {"button": "left", "clickCount": 1}
+            self._driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+
+    def screenshot(self, width: int, height: int) -> bytes:
+        """Return a PNG file of the upper left part of the page, in pixels."""
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        shot = self._driver.execute_cdp_cmd(
+            "Page.captureScreenshot", {"format": "png", "clip": clip}
+        )
+        return base64.b64decode(shot["data"])
 
     def close(self) -> None:
         """End the browser and its driver, and remove its files."""

@@ -91,7 +91,9 @@ class Browser:
             EnvProcessError: See :meth:`call`.
         """
         number = action.number
-        if action.kind == "click":
+        if action.place is not None:
+            self.call("point", *action.place, True)
+        elif action.kind == "click":
             self.call("run", "rllibPage.click(arguments[0]);", number)
         elif action.kind == "select":
             script = "rllibPage.select(arguments[0], arguments[1]);"

@@ -69,6 +69,76 @@ def test_experts_succeed_on_training_and_held_out_seeds(env, task):
         assert transcript.rewards[-1] == 1.0  # not less for the time it took
 
 
+SCREEN = {"mode": "screen"}
+ON_SCREEN = [task for task in EXPERTS if task != "choose-list"]
+
+
+@pytest.mark.parametrize("task", ON_SCREEN)
+def test_experts_succeed_by_places_of_the_screen(env, task):
+    for seed in range(4):
+        options = {"task": task, "split": ("train", "test")[seed % 2], **SCREEN}
+        options |= {"grid": [16, 21]} if seed > 1 else {}
+        transcript = play(env, seed, expert_policy, options=options)
+        assert transcript.success is True, str(transcript)
+
+
+def test_pictures_depend_on_nothing_but_the_seed(env):
+    tasks = ["enter-text", "click-tab-2", "click-button", "focus-text"]
+    alone = {task: pictures_of(env, task) for task in tasks}
+    again = make_env("miniwob-v0", SCREEN)
+    for task in reversed(tasks):
+        shown = pictures_of(again, task)
+        assert len(shown) == len(alone[task])
+        for a, b in zip(shown, alone[task], strict=True):
+            np.testing.assert_array_equal(a, b)
+    again.close()
+
+
+def pictures_of(env, task):
+    """Return the pictures of an episode of the expert after a random click."""
+    info = env.reset(seed=3, options={"task": task, **SCREEN})[1]
+    shown = [info["images"][0]]
+    action, is_over = env.random_action(np.random.default_rng(0)), False
+    while not is_over:
+        *_, terminated, truncated, info = env.step(action)
+        is_over = terminated or truncated
+        shown += info.get("images", [])
+        action = "" if is_over else env.expert_action(RNG)
+    return shown
+
+
+def test_screens_show_the_page_and_what_is_typed(env):
+    text, info = env.reset(seed=1, options={"task": "enter-text", **SCREEN})
+    (picture,) = info["images"]
+    assert picture.shape == (210, 160, 3) and "<image>" in text
+    np.testing.assert_array_equal(picture[45, 80], (255, 255, 0))  # the instruction
+    shown = [picture]
+    for _ in range(2):
+        shown.append(env.step(env.expert_action(RNG))[4]["images"][0])
+    field = next(e for e in env.state.elements if e.kind == "field")
+    left, top, right, bottom = field.box
+    changed = (shown[1] != shown[2]).any(axis=2)
+    assert changed[top:bottom, left:right].any()
+    changed[top - 3 : bottom + 3, left - 3 : right + 3] = False
+    assert not changed.any()
+    small = env.reset(seed=1, options={"task": "enter-text", "pixels": 32, **SCREEN})
+    assert small[1]["images"][0].shape == (42, 32, 3)
+
+
+def test_clicks_reach_what_is_on_top(env):
+    env.reset(seed=0, options={"task": "click-test-2", **SCREEN})
+    one = next(e for e in env.state.elements if e.name == "ONE")
+    x, y = (one.box[0] + one.box[2]) // 2, (one.box[1] + one.box[3]) // 2
+    cover = (
+        "const d = document.createElement('div');"
+        "d.style = 'position:absolute;left:0;top:0;width:160px;height:210px;"
+        "z-index:99'; d.onclick = () => d.remove(); document.body.appendChild(d);"
+    )
+    env._pages.browser.call("run", cover)
+    assert not env.step(f"click {x} {y}")[2]
+    assert env.step(f"click {x} {y}")[1] == 1.0
+
+
 def test_experts_recover_from_mistakes(env):
     for seed, task in enumerate(["click-checkboxes", "login-user", "choose-list"] * 3):
         env.reset(seed=seed, options={"task": task})

@@ -6,6 +6,7 @@ one episode of the expert per task, and the expert's actions.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rllib_llm.envs.browser import client
 from rllib_llm.envs.browser.actions import read_action
 from rllib_llm.envs.child_process import EnvProcessError
 from rllib_llm.errors import ConfigError, MissingExtraError
+from rllib_llm.pictures.png import png
 
 RECORDED = json.loads(Path(__file__).with_name("miniwob_recorded.json").read_text())
 RNG = np.random.default_rng(0)
@@ -31,24 +33,39 @@ class StandIn(client.Browser):
     def __init__(self):
         self.calls, self.fail_at, self.starts = [], None, 0
         self.states, self.timeout_s = [], 60.0
+        self.shown = None
 
     def call(self, method, *arguments):
         if method == self.fail_at:
             self.fail_at = None
             raise EnvProcessError("The browser failed.")
         self.calls.append((method, *arguments))
+        if method == "screenshot":
+            return picture_of(self.shown, *arguments)
         if method == "open":
             task = arguments[0].rpartition("/")[2].partition(".html")[0]
             self.states = list(RECORDED[task]["states"])
         script = arguments[0] if method == "run" else ""
         if "WOB_TASK_READY" in script or "location.search" in script:
             return True
-        return self.states.pop(0) if "getUtterance" in script else None
+        if "getUtterance" not in script:
+            return None
+        self.shown = self.states.pop(0)
+        return self.shown
 
     def close(self):
         self.calls.append(("close",))
 
     kill = close
+
+
+def picture_of(state, width, height):
+    """Return a PNG file of a white page with black boxes in place of elements."""
+    page = np.full((height, width, 3), 255, np.uint8)
+    for element in state["elements"]:
+        left, top, right, bottom = element["box"]
+        page[top:bottom, left:right] = 0
+    return png(page)
 
 
 @pytest.fixture
@@ -96,6 +113,111 @@ def test_the_page_is_read_as_numbered_lines(env):
     assert prompt == (
         'Click button ONE.\n1 button "ONE"\n2 button "TWO"\n' + env.format_hint
     )
+
+
+def screen_env(env, task, **more):
+    """Return the first observation and picture of a task in mode screen."""
+    text, info = env.reset(seed=0, options={"task": task, "mode": "screen", **more})
+    return text, info["images"][0]
+
+
+def test_the_screen_is_a_picture_below_the_instruction(env):
+    text, picture = screen_env(env, "click-test-2")
+    assert text == (
+        "Click button ONE.\n<image>\nUse 'click X Y' with X from 0 to 159 and Y from 0 "
+        "to 209, 'type \"some text\"' or 'press enter'."
+    )
+    assert picture.dtype == np.uint8 and picture.shape == (210, 160, 3)
+    left, top, right, bottom = env.state.elements[0].box
+    assert (picture[top:bottom, left:right] == 0).all() and picture.max() == 255
+    _, small = screen_env(env, "click-test-2", pixels=80)
+    means = picture.reshape(105, 2, 80, 2, 3).mean(axis=(1, 3))
+    np.testing.assert_allclose(small, means, atol=1.0)  # averaged, then rounded
+
+
+@pytest.mark.parametrize("grid", [[160, 210], [16, 21]])
+def test_clicks_are_sent_to_places(env, grid):
+    screen_env(env, "click-test-2", grid=grid)
+    action = env.expert_action(RNG)
+    column, row = (int(n) for n in action.split()[1:])
+    _, reward, terminated, _, info = env.step(action)
+    calls = [c for c in browser_of(env).calls if c[0] == "point"]
+    x, y = (column + 0.5) * 160 / grid[0], (row + 0.5) * 210 / grid[1]
+    # Before the episode the mouse leaves the page, without a click.
+    assert calls == [("point", 490, 5, False), ("point", x, y, True)]
+    assert terminated and reward == 1.0 and "images" not in info
+    one = next(e for e in RECORDED["click-test-2"]["states"][0]["elements"])
+    assert one["box"][0] < x < one["box"][2] and one["box"][1] < y < one["box"][3]
+
+
+def test_typing_on_the_screen_clicks_first_and_corrects_what_is_there(env):
+    screen_env(env, "enter-text")
+    state, typed = env.state, RECORDED["enter-text"]["actions"][0].split('"')[1]
+    assert env.expert_action(RNG).startswith("click ")
+    field = next(e for e in state.elements if e.kind == "field")
+    for value, action in (
+        ("", f'type "{typed}"'),
+        (typed[:1], f'type "{typed[1:]}"'),
+        ("?", "press backspace"),
+    ):
+        changed = dataclasses.replace(field, value=value, is_focused=True)
+        elements = [changed if e is field else e for e in state.elements]
+        env.state = dataclasses.replace(state, elements=tuple(elements))
+        assert env.expert_action(RNG) == action
+        assert env.parse(action) is not None
+    assert env.parse('type "a\\"b"').text == 'a"b'
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        ("click 160 5", "160 5 is not on the screen. Use 'click X Y' with X from 0"),
+        ("click 5", "Use 'click X Y'"),
+        ('type "a"', "No field is focused. Click on one first."),
+    ],
+)
+def test_invalid_actions_on_the_screen_show_it_again(env, action, words):
+    screen_env(env, "click-test-2")
+    text, _, terminated, _, info = env.step(action)
+    assert text.startswith(words) and text.endswith("\n<image>") and not terminated
+    assert info["invalid_action"] and info["images"][0].shape == (210, 160, 3)
+
+
+def test_quoted_texts_of_pages_mark_no_picture(env):
+    screen_env(env, "click-test-2")
+    env.state = dataclasses.replace(env.state, task="Say <image>.")
+    text, images = env.view.shown(env.state, env.state.task)
+    assert text == "Say <image >.\n<image>" and len(images) == 1
+
+
+def test_grids_without_a_place_in_an_element_say_so(env):
+    screen_env(env, "click-checkboxes", grid=[2, 2])
+    with pytest.raises(ValueError, match="2 columns and 2 rows.*Use a finer grid"):
+        env.expert_action(RNG)
+
+
+def test_lists_have_no_expert_on_the_screen(env):
+    screen_env(env, "choose-list")
+    with pytest.raises(NotImplementedError, match="Lists cannot be used"):
+        env.expert_action(RNG)
+
+
+def test_modes_of_one_browser_change_between_episodes(env):
+    _, picture = screen_env(env, "click-test-2", pixels=16)
+    assert picture.shape == (21, 16, 3)
+    text, info = env.reset(seed=0, options={"task": "click-test-2"})
+    assert '1 button "ONE"' in text and "images" not in info
+    assert [c[0] for c in browser_of(env).calls].count("screenshot") == 1
+
+
+def test_random_actions_on_the_screen_are_valid(env):
+    screen_env(env, "enter-text", grid=[8, 10])
+    rng = np.random.default_rng(0)
+    columns = set()
+    for _ in range(300):
+        action = env.parse(env.random_action(rng))
+        columns.add(int(action.place[0] // 20))
+    assert columns == set(range(8))
 
 
 def test_scripts_get_numbers_and_never_texts_of_the_model(env):
@@ -193,6 +315,12 @@ def test_interrupting_and_closing_end_the_browser(env):
     [
         ({"task": "click-tets"}, "Did you mean 'click-test'"),
         ({"task": []}, "must be a task"),
+        ({"mode": "html"}, "mode='html' must be one of dom, screen"),
+        ({"pixels": 80}, "no effect in mode='dom'.*set mode='screen'"),
+        ({"grid": [8, 10]}, "no effect in mode='dom'"),
+        ({"mode": "screen", "pixels": 8}, "pixels=8 must be an int from 16 to 160"),
+        ({"mode": "screen", "grid": [8]}, "must be two numbers"),
+        ({"mode": "screen", "grid": [8, 999]}, "must be an int from 2 to 210"),
         ({"timeout_s": 0.0}, "timeout_s=0.0 must be a number from 1.0"),
     ],
 )
