@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from setting_asked import ALWAYS_RIGHT, answered
+from setting_candidates import BEST, candidate_scores, saved_turns
 from setting_effect import needing, of
 from setting_looks import (
     driven,
@@ -183,8 +184,20 @@ ROLLOUTS = {
         of(sampled_turns, "PPO", {"name": "every_turn", "first": 1}),
         own={"group_size": 4},
     ),
+    "candidates": needing(
+        of(candidate_scores, "GRPO", 2, 3),
+        own={k: v for k, v in BEST.items() if k != "candidates"},
+    ),
+    "candidate_scores": needing(
+        of(candidate_scores, "GRPO", "logp", {"name": "logp", "weight": 2.0}),
+        own={k: v for k, v in BEST.items() if k != "candidate_scores"},
+    ),
     "curriculum": of(driven, "PPO", {"name": "horizon", "turns": [1]}),
     "save_episodes": of(saved, "PPO", SAVED.name),
+    "save_as": needing(
+        of(saved_turns, "PPO", "episodes", "best_candidates"),
+        own={"save_episodes": SAVED.name},
+    ),
     "save_where": needing(
         of(saved, "PPO", "success"), own={"save_episodes": SAVED.name}
     ),

@@ -35,6 +35,7 @@ SCORED = {
     "learning_to_summarize": (),
     "spa_rl": ("env_config={}",),
     "step_agent": ("env_config={}",),
+    "sweet_rl": ("env_config={}",),
 }
 CASES = {
     "frozen_lake_ppo": LAKE,
@@ -64,7 +65,7 @@ CASES = {
 # States of methods that their recipes do not reproduce unchanged.
 UNTRAINED = ("by config", "incomplete")
 # Stages whose data are tested by test_stored_data_recipes.
-STAGED = {"agent_tuning", "atlas", "behavior_priming", "ire_vla", "rest"}
+STAGED = {"agent_tuning", "atlas", "behavior_priming", "ire_vla", "mucode", "rest"}
 # Where the others are: modules with CASES by the names of presets.
 ELSEWHERE = {
     "recipes": ("test_credit_recipes", "test_reward_recipes"),

@@ -33,6 +33,11 @@ def assistants_read(config: LLMConfig) -> dict[str | None, set[str]]:
     }
 
 
+def asked_about_candidates(config: LLMConfig) -> set[str]:
+    """Return the assistants that score the replies at a turn."""
+    return set(_names_read(config.candidate_scores))
+
+
 def validate_assistants(config: LLMConfig) -> None:
     """Check the assistants, and that each is read and can be asked.
 
@@ -41,6 +46,7 @@ def validate_assistants(config: LLMConfig) -> None:
     """
     assistants = read_assistants(config.assistants)
     names = {name for read in assistants_read(config).values() for name in read}
+    names |= asked_about_candidates(config)
     for name in sorted(names - set(assistants)):
         raise ConfigError(
             f"A component 'asked' reads the answers of {name!r}, which is not in "
@@ -50,7 +56,8 @@ def validate_assistants(config: LLMConfig) -> None:
         if name not in names:
             raise ConfigError(
                 f"rollouts.assistants.{name} is never asked. Add {{name: asked, of: "
-                f"{name}}} to rollouts.rewards or rollouts.filters, or leave it out."
+                f"{name}}} to rollouts.rewards, rollouts.filters or "
+                "rollouts.candidate_scores, or leave it out."
             )
         check_source(config, assistant)
         _try_question(assistant)
