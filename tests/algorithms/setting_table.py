@@ -19,6 +19,7 @@ from setting_pairs import (
     comparisons,
     conversations,
     held_out,
+    judged_pairs,
     matched,
     pair_gradient,
     score_gradient,
@@ -325,6 +326,10 @@ TRAINING |= {
     "expert_episodes": of(matched, "Pref", True),
     "margin": of(matched, "Pref", 0.5),
     "max_pairs_per_task": of(matched, "Pref", 1),
+    "step_judge": of(judged_pairs, "Pref", "judge"),
+    "judge_weight": needing(
+        of(judged_pairs, "Pref", 0.0, 1.0), own={"step_judge": "judge"}
+    ),
     "reference": of(pair_gradient, "Pref", "current"),
     "after_fork": of(matched, "Pref", True),
     "desirable_return": needing(

@@ -43,6 +43,7 @@ CASES = {
     "frozen_lake_dpo": LAKE,
     "frozen_lake_dmpo": LAKE,
     "eto": LAKE,
+    "agent_q": LAKE,
     "ipr": LAKE,
     "paprika": ("sft={demonstrations: 200, lr: 1e-2}",),
     "pag": ("sft={demonstrations: 200, lr: 3e-3}",),

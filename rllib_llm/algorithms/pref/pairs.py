@@ -234,13 +234,20 @@ def pairs_of_episodes(
 
 
 def step_pairs(
-    table: TurnTable, *, margin: float = 0.0, max_pairs_per_task: int | None = None
+    table: TurnTable,
+    *,
+    margin: float = 0.0,
+    max_pairs_per_task: int | None = None,
+    judge: str | None = None,
+    judge_weight: float = 0.5,
 ) -> list[tuple[int, int, int]]:
     """Return pairs of replies to one observation of forked episodes.
 
     The value of a reply is the mean return of the episodes that contain it, the
-    Monte-Carlo estimate of IPR (Xiong et al. 2024, arXiv:2406.11176). Equal replies at
-    one place are one. Of the replies at a place the best is paired with the worst, the
+    Monte-Carlo estimate of IPR (Xiong et al. 2024, arXiv:2406.11176). With a judge it
+    is ``(1 - judge_weight)`` of that and ``judge_weight`` of the judge's value of the
+    turn (Agent Q, Putta et al. 2024, arXiv:2408.07199). Equal replies at one place are
+    one. Of the replies at a place the best is paired with the worst, the
     second best with the second worst, and so on.
 
     Args:
@@ -248,6 +255,8 @@ def step_pairs(
         margin: The better one's value is higher by more than this, >= 0.
         max_pairs_per_task: Maximum number of pairs of a task, widest margins first;
             None: no limit.
+        judge: Assistant whose answers about turns count; None: none.
+        judge_weight: Its share of a value, in [0, 1].
 
     Returns:
         Indices of an episode with the better and one with the worse reply, and the
@@ -259,6 +268,10 @@ def step_pairs(
     places = nodes.places[nodes.of_turn]
     replies = combined_keys(places, table.completions)
     values = key_means(table.returns[owner], replies)
+    if judge is not None:
+        answers = [a for t in table.trajectories for a in t.answers_of(judge)]
+        of_judge = key_means(np.array(answers, np.float64), replies)
+        values = (1 - judge_weight) * values + judge_weight * of_judge
     # Of the episodes with a reply the first one that is trained on stands for it.
     order = np.argsort(~table.is_trained[owner], kind="stable")
     first = order[np.unique(replies[order], return_index=True)[1]]
@@ -289,14 +302,14 @@ def _widest(
 
 
 def step_pairs_of_episodes(
-    episodes: Sequence[Any], **settings: Any
+    episodes: Sequence[Any] | SampledEpisodes, **settings: Any
 ) -> list[PreferencePair]:
     """Return pairs of episodes that compare one turn each; see :func:`step_pairs`."""
+    if not isinstance(episodes, SampledEpisodes):
+        episodes = SampledEpisodes(episodes)
     return [
         PreferencePair(episodes[better], episodes[worse], turn=turn)
-        for better, worse, turn in step_pairs(
-            SampledEpisodes(episodes).table(), **settings
-        )
+        for better, worse, turn in step_pairs(episodes.table(), **settings)
     ]
 
 

@@ -68,7 +68,8 @@ class Pref(TrainsScorer, LLMAlgorithm):
     def _sampled(self) -> Sequence[Compared]:
         config = self.config
         groups = config.episodes_per_iteration // config.group_size
-        episodes = list(self.process_episodes(self.sample_groups(groups)))
+        sampled = self.process_episodes(self.sample_groups(groups))
+        episodes = list(sampled)
         if config.compares_labels:
             return labelled_episodes(episodes, config.desirable_return)
         if config.expert_episodes:
@@ -79,7 +80,8 @@ class Pref(TrainsScorer, LLMAlgorithm):
             "max_pairs_per_task": config.max_pairs_per_task,
         }
         if config.match == "step":
-            return step_pairs_of_episodes(episodes, **settings)
+            judge = {"judge": config.step_judge, "judge_weight": config.judge_weight}
+            return step_pairs_of_episodes(sampled, **settings, **judge)
         if config.match == MATCH:
             return candidate_pairs_of_episodes(episodes, **settings)
         return pairs_of_episodes(

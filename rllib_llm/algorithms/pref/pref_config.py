@@ -19,13 +19,14 @@ from rllib_llm.algorithms.config.without_effect import (
 from rllib_llm.algorithms.pref.pairs import MATCHES
 from rllib_llm.algorithms.scorer.check_scorer import validate_scorer
 from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
+from rllib_llm.assistants.settings import read_assistants
 from rllib_llm.components.registry import BoundComponent, Spec, bind
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.losses.preference_losses import LabelledSums, PairSums
 from rllib_llm.offline.conversation_files import Parser, parse_labelled, parse_pair
 from rllib_llm.offline.demonstrations import play_expert_with_mistakes
-from rllib_llm.schema import NonNegativeFloat, OneOf, PositiveInt
+from rllib_llm.schema import Fraction, NonNegativeFloat, OneOf, PositiveInt
 
 if TYPE_CHECKING:
     from rllib_llm.types import PlayableEnv
@@ -45,6 +46,7 @@ _SAMPLING = (
     "scorer_loss",
     *_OF_PAIRS,
     "desirable_return",
+    "step_judge",
 )
 UpToOne = Annotated[float, Interval(gt=0, le=1)]
 
@@ -116,6 +118,14 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
     )
     max_pairs_per_task: PositiveInt | None = setting(
         None, "Maximum number of pairs of a task; None: no limit."
+    )
+    step_judge: str | None = setting(
+        None,
+        """Assistant of rollouts.assistants whose answers about turns are part of the
+        values that match="step" compares (Agent Q); None: returns alone.""",
+    )
+    judge_weight: Fraction = setting(
+        0.5, "Share of a reply's value that is the step_judge's, in [0, 1]."
     )
 
     def __init__(self, algo_class: type[Any] | None = None):
@@ -192,12 +202,29 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
             )
         if self.match in ("step", MATCH):
             self._validate_turns()
+        self._validate_judge()
         validate_scorer(self)
         if self.action_head != "generate":
             raise ConfigError(
                 f"head={self.action_head!r}: Pref compares tokens. Use head='generate'."
             )
         self._require_one_agent()
+
+    def _validate_judge(self) -> None:
+        if self.match != "step":
+            why = f"match={self.match!r} reads no values of turns. Use match='step'."
+            refuse_without_effect(self, ("step_judge", "judge_weight"), why)
+        if self.step_judge is None:
+            why = "there is no judge. Set step_judge."
+            refuse_without_effect(self, ("judge_weight",), why)
+            return
+        per = read_assistants(self.assistants)[self.step_judge].per
+        if per != "turn":
+            raise ConfigError(
+                f"step_judge={self.step_judge!r} answers about each {per}, and "
+                "match='step' compares turns. Set "
+                f"rollouts.assistants.{self.step_judge}.per to 'turn'."
+            )
 
     def _validate_turns(self) -> None:
         why = f"match={self.match!r} compares one turn of a pair. Leave it out."
