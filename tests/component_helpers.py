@@ -54,6 +54,7 @@ def trajectory(task=0, rollout=0, agent=0, rewards=(0.0,), **fields):
         "rewards": list(map(float, rewards)),
         "steps": list(range(count)),
         "num_tokens": [1 + i for i in range(count)],
+        "logps": [-0.5] * count,
         "invalid": [False] * count,
         "success": bool(sum(rewards) > 0.5),
         "scores": list(map(float, rewards)),

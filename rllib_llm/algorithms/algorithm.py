@@ -30,6 +30,7 @@ from rllib_llm.algorithms.driver.build_vllm_engines import (
     new_actor_name,
     with_engine_bundle,
 )
+from rllib_llm.algorithms.driver.candidates import ScoresCandidates
 from rllib_llm.algorithms.driver.checkpointing import CheckpointedAlgorithm
 from rllib_llm.algorithms.driver.first_evaluation import EvaluatesFirst
 from rllib_llm.algorithms.driver.init_from_checkpoint import initialise_from
@@ -80,6 +81,7 @@ class LLMAlgorithm(
     CheckpointedAlgorithm,
     LiveAlgorithm,
     AsksAssistants,
+    ScoresCandidates,
     SavesEpisodes,
     PPO,
 ):
@@ -243,6 +245,7 @@ class LLMAlgorithm(
         std = returns_std(episodes, self.config.group_size)
         self.metrics.log_value("return_std", std, reduce=EPISODE_MEAN)
         annotate_rewards(self.metrics, episodes)
+        self.score_candidates(episodes)
         self.save_episodes(episodes)
         return episodes
 

@@ -129,6 +129,18 @@ def log_forks(metrics: MetricsLogger, episodes: list[Any]) -> None:
     metrics.log_value("fork_turn_mean", turns, reduce=EPISODE_MEAN)
 
 
+def log_candidates(metrics: MetricsLogger, episodes: list[Any]) -> None:
+    """Log the tokens of replies that were sampled and not played."""
+    candidates = [
+        candidate
+        for episode in episodes
+        for of_turn in episode_data(episode).candidates.values()
+        for candidate in of_turn
+    ]
+    tokens = sum(len(candidate.turn.action_ids) for candidate in candidates)
+    metrics.log_value("candidate_tokens", tokens, reduce="sum")
+
+
 def num_new_steps(episode: Episode) -> int:
     """Return the environment steps of an episode, without those before its fork."""
     return len(episode) - episode_data(episode).fork_turn

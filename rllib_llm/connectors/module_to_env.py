@@ -104,10 +104,17 @@ class DecodeAction(ConnectorV2):
         # With thinking: the next prompt is rendered from the messages, and whether the
         # template keeps thinking is the template's decision.
         data.messages.append({"role": "assistant", "content": text})
-        shown = self.preprocess(text) if self.preprocess is not None else text
+        shown = self._shown(text)
+        for candidate in data.candidates.get(data.num_turns - 1, ()):
+            candidate.text = renderer.decode(candidate.turn.action_ids.tolist())
+            candidate.action = self._shown(candidate.text)
         action = (
             reply_to(data, renderer, text, shown) if data.request is not None else shown
         )
         # Decoded once: a second call must not record the turn again.
         data.sampled = None
         return action
+
+    def _shown(self, text: str) -> str:
+        """Return what the environment receives of a reply."""
+        return self.preprocess(text) if self.preprocess is not None else text

@@ -12,6 +12,7 @@ from rllib_llm.data import columns
 from rllib_llm.data.model_calls import ModelRequest
 from rllib_llm.data.places import Path
 from rllib_llm.data.types import (
+    Candidate,
     FinishReason,
     Message,
     Prompt,
@@ -96,6 +97,10 @@ class EpisodeData:
         source: Origin of the episode, one of ``SOURCES``.
         path: Branches that sampled its turns: one, or several if it is a fork.
         inherited_tokens: Tokens that were sampled before its fork, by other episodes.
+        candidates: Replies that were sampled and not played, by turn
+            (rollouts(candidates=...)).
+        candidate_scores: Written by the driver: their scores by turn, the played
+            reply's last.
     """
 
     task: Task | None = None
@@ -134,6 +139,8 @@ class EpisodeData:
     path: Path = ()
     inherited_tokens: int = 0
     seconds: float = 0.0
+    candidates: dict[int, list[Candidate]] = dataclasses.field(default_factory=dict)
+    candidate_scores: dict[int, list[float]] = dataclasses.field(default_factory=dict)
 
     @property
     def fork_turn(self) -> int:

@@ -11,7 +11,7 @@ from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, agent_episodes, episode_data
 from rllib_llm.data.turn_table import Trajectory, TurnTable
-from rllib_llm.data.types import StopPolicy
+from rllib_llm.data.types import StopPolicy, Turn
 
 # An agent's episode, the package's record of it, and its trajectory.
 _Entry = tuple[Any, EpisodeData, Trajectory]
@@ -151,6 +151,11 @@ def _renumbered(
     ]
 
 
+def _mean_logp(turn: Turn) -> float:
+    logps = turn.action_logps
+    return float(logps.mean()) if len(logps) else 0.0
+
+
 def _trajectory(part: Any, number: int) -> Trajectory:
     data = episode_data(part)
     assert data.task is not None  # the EnvRunner sets it before the first turn
@@ -167,6 +172,7 @@ def _trajectory(part: Any, number: int) -> Trajectory:
         rewards=[float(r) for r in part.get_rewards()],
         steps=[turn.env_t for turn in turns],
         num_tokens=[len(turn.action_ids) for turn in turns],
+        logps=[_mean_logp(turn) for turn in turns],
         invalid=[turn.invalid for turn in turns],
         infos=[dict(info) for info in part.get_infos()[1 : len(turns) + 1]],
         metrics=data.metrics,

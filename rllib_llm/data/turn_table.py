@@ -44,6 +44,8 @@ class Trajectory:
         rewards: Reward of each turn. [H]
         steps: The environment's step of each turn. [H]
         num_tokens: Sampled tokens of each turn. [H]
+        logps: Mean log-probability of each turn's tokens, in nats; 0 without tokens.
+            [H]
         invalid: Whether the environment parsed no action from a turn. [H]
         infos: The environment's info after each turn. [H]
         metrics: Numbers reported by the environment.
@@ -72,6 +74,7 @@ class Trajectory:
     steps: list[int]
     num_tokens: list[int]
     invalid: list[bool]
+    logps: list[float] = dataclasses.field(default_factory=list)
     infos: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     success: bool | None = None
@@ -328,6 +331,7 @@ def example_table(
                 rewards=[0.0, (task + rollout * (agent + 1)) / most],
                 steps=[0, 1],
                 num_tokens=[2, 3],
+                logps=[-0.5, -0.25],
                 invalid=[False, False],
                 infos=[dict(_EXAMPLE_INFO), dict(_EXAMPLE_INFO)],
                 success=bool(rollout),

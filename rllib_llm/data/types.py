@@ -161,6 +161,21 @@ class Turn:
         return token_versions(self.weights_seq_no, self.version_changes, count)
 
 
+@dataclasses.dataclass(slots=True)
+class Candidate:
+    """A reply that was sampled at a turn and not played.
+
+    Attributes:
+        turn: Its token record.
+        text: Its text, as a conversation would keep it.
+        action: Its text, as an environment would receive it.
+    """
+
+    turn: Turn
+    text: str = ""
+    action: str = ""
+
+
 MIXTURE_ENVIRONMENT = "mixture_environment"
 """Option of ``reset`` with the name of an environment in a mixture."""
 

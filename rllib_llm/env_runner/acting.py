@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.data.model_calls import ModelReply
-from rllib_llm.data.types import Turn
+from rllib_llm.data.types import Candidate, Turn
 from rllib_llm.engines.base import Generation
 from rllib_llm.env_runner.non_llm_policies import act_together
 from rllib_llm.env_runner.recorder import AgentState
@@ -160,14 +161,15 @@ class Acting:
             action_source.engine.open(session, **action_source.open_settings)
             self._by_session[session] = (slot, agent_state)
             slot.sessions[session] = action_source.engine
-        num_sampled, seed = slot.recorder.num_sampled, self._seed(slot, agent_state)
+        num_sampled = slot.recorder.num_sampled
         request_turn(
             action_source,
             agent_state,
             session,
             num_sampled=num_sampled,
-            seed=seed,
+            seed=self._seed(slot, agent_state, action_source),
             unseen=unseen,
+            replaces=bool(agent_state.candidates),
         )
 
     def _choose(self, action_scorer: ActionScorer, waiting: Ready) -> None:
@@ -183,9 +185,22 @@ class Acting:
             self._record(slot, agent_state, turn)
         self._act(waiting)
 
-    @staticmethod
-    def _seed(slot: Slot, agent_state: AgentState) -> int:
-        return turn_seed(slot.recorder.task, slot.attempt, agent_state)
+    def _seed(
+        self,
+        slot: Slot,
+        agent_state: AgentState,
+        action_source: ActionSource | None = None,
+    ) -> int:
+        candidate = None
+        if action_source is not None and self._wants_more(agent_state, action_source):
+            candidate = len(agent_state.candidates)
+        return turn_seed(slot.recorder.task, slot.attempt, agent_state, candidate)
+
+    def _wants_more(self, agent_state: AgentState, action_source: ActionSource) -> bool:
+        """Return whether the next reply at this place is not the one to play."""
+        # Greedy replies are all the same.
+        wanted = action_source.candidates - 1 if self.explore else 0
+        return len(agent_state.candidates) < wanted
 
     def _overflow(
         self,
@@ -236,10 +251,29 @@ class Acting:
                 continue
             if agent_state.request_id != result.request_id:
                 continue
+            action_source = self._action_sources[agent_state.module_id]
             turn = sampled_turn(result, agent_state)
+            if self._wants_more(agent_state, action_source):
+                turn.env_t = slot.recorder.env_t
+                agent_state.candidates.append(turn)
+                # Each reply has the whole time limit of a turn.
+                slot.since = time.perf_counter()
+                self._submit(slot, agent_state, action_source)
+                continue
+            self._keep_candidates(agent_state)
             self._record(slot, agent_state, turn)
             sampled.append((slot, agent_state))
         self._act(sampled)
+
+    @staticmethod
+    def _keep_candidates(agent_state: AgentState) -> None:
+        """Store the replies that are not played, before the played one."""
+        data = agent_state.data
+        if agent_state.candidates:
+            data.candidates[data.num_turns] = list(
+                map(Candidate, agent_state.candidates)
+            )
+            agent_state.candidates = []
 
     def _act(self, sampled: Ready) -> None:
         """Decode the sampled turns and pass them on as actions."""

@@ -88,6 +88,7 @@ def _action_source(
         max_new_tokens=policy_config.max_new_tokens,
         max_context_tokens=policy_config.resolved_context_tokens(),
         max_tokens_per_episode=policy_config.max_tokens_per_episode,
+        candidates=1 if config.in_evaluation else config.candidates,
     )
 
 

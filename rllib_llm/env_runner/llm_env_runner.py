@@ -15,6 +15,7 @@ from ray.rllib.utils.framework import get_device
 from ray.rllib.utils.metrics import SAMPLE_TIMER
 
 from rllib_llm.callbacks.episode_metrics import (
+    log_candidates,
     log_engine,
     log_episodes,
     log_forks,
@@ -348,6 +349,8 @@ class LLMEnvRunner(RunnerState):
         log_episodes(self.metrics, episodes, len(failures))
         if self.config.fork is not None:
             log_forks(self.metrics, episodes)
+        if self.config.candidates > 1:
+            log_candidates(self.metrics, episodes)
         self._callbacks.call("on_sample_end", env_runner=self, samples=episodes)
 
     def set_scripted_policy(self, module_id: str, script: Script) -> None:

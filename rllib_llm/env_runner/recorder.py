@@ -40,6 +40,7 @@ class AgentState:
             (before clipping or scaling), otherwise None.
         outputs: Extra model outputs of that turn, for RLlib's record.
         request_id: Its unfinished request at the engine.
+        candidates: Replies at the current place that will not be played.
     """
 
     agent_id: str
@@ -52,6 +53,7 @@ class AgentState:
     recorded: Any = None
     outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     request_id: int | None = None
+    candidates: list[Turn] = dataclasses.field(default_factory=list)
 
     def mark_turn(self, info: dict[str, Any]) -> None:
         """Note on the turn whether its action was invalid, as ``info`` says."""

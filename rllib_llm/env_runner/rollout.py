@@ -6,12 +6,13 @@ import dataclasses
 import queue
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rllib_llm.data.types import StopPolicy, StopReason, Task
 from rllib_llm.env_runner.acting import Acting, Ready
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
 from rllib_llm.env_runner.episode_limits import RolloutLimits, exceeds
+from rllib_llm.env_runner.episode_tree import GroupTrees, TreeRule, chooses_in_tree
 from rllib_llm.env_runner.forks import ForkRule, begin_path, plan_forks
 from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.slots import ActionSource, Slot
@@ -134,7 +135,7 @@ class Rollout:
         self._acting.explore, self._paused = explore, None
         limits = self._limits
         self._tasks = TaskQueue(
-            tasks, limits.max_retries, max_failed_fraction, self._roots
+            tasks, limits.max_retries, max_failed_fraction, self._roots, self._trees()
         )
         self._play_until(GroupsWanted(len(tasks)))
         return self._tasks.episodes
@@ -162,7 +163,11 @@ class Rollout:
         if self._paused is None:
             limits, self._acting.explore = self._limits, True
             self._tasks = TaskQueue(
-                (), limits.max_retries, limits.max_failed_fraction, self._roots
+                (),
+                limits.max_retries,
+                limits.max_failed_fraction,
+                self._roots,
+                self._trees(),
             )
         else:
             self.idle_s = time.perf_counter() - self._paused
@@ -269,8 +274,9 @@ class Rollout:
 
     def _step_env(self, slot: Slot) -> None:
         """Step the environment, because all agents have acted."""
-        if self._fork_rule is not None and self._acting.explore:
-            plan_forks(slot, self._fork_rule, self._tasks.budget(slot.task_index))
+        rule = self._fork_rule
+        if rule is not None and self._acting.explore and not chooses_in_tree(rule):
+            plan_forks(slot, rule, self._tasks.budget(slot.task_index))
         # The environment is copied before the step only where episodes are forked.
         call = step_from_place if slot.num_forks else None
         self._ask_env(slot, "step", slot.recorder.action(), call=call)
@@ -288,6 +294,12 @@ class Rollout:
         if self._fork_rule is None or not self._acting.explore:
             return None
         return self._fork_rule.roots
+
+    def _trees(self) -> GroupTrees | None:
+        """Return empty trees if the fork rule chooses places in them."""
+        if self._roots is None or not chooses_in_tree(self._fork_rule):
+            return None
+        return GroupTrees(cast("TreeRule", self._fork_rule))
 
     # Environment replies -------------------------------------------------------------
 

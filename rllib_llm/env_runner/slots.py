@@ -29,6 +29,7 @@ class ActionSource:
             agents that act at the same time may each use the full remainder.
         sampling: Keyword arguments of SamplingParams except seed and length.
         open_settings: Keyword arguments of the engine's ``open``.
+        candidates: Replies that are sampled at each turn; one of them is played.
     """
 
     engine: Any = None
@@ -40,6 +41,7 @@ class ActionSource:
     max_tokens_per_episode: int | None = None
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
     open_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    candidates: int = 1
 
     def least_tokens(self, agent_state: AgentState) -> int:
         """Return the tokens that the context must hold after the agent's prompt."""

@@ -13,6 +13,7 @@ from rllib_llm.errors import EnvContractError
 
 if TYPE_CHECKING:
     from rllib_llm.data.places import Place
+    from rllib_llm.env_runner.episode_tree import GroupTrees
     from rllib_llm.types import Episode
 
 logger = logging.getLogger("rllib_llm")
@@ -40,6 +41,8 @@ class TaskQueue:
         max_failed_fraction: Share of the tasks that may fail in the end.
         roots: Number of a group's tasks that begin at the prompt; the others wait until
             :meth:`fork` gives them a place. None: all.
+        trees: Choose the places of a group's later tasks, one after another; ``roots``
+            is 1. None: its episodes fork.
 
     Attributes:
         num_tasks: Number of tasks.
@@ -52,13 +55,14 @@ class TaskQueue:
         max_retries: int = 0,
         max_failed_fraction: float = 0.0,
         roots: int | None = None,
+        trees: GroupTrees | None = None,
     ) -> None:
         self.num_tasks = 0
         self.failures: list[tuple[Task, str]] = []
         self._max_retries = max_retries
         self._max_failed_fraction = max_failed_fraction
         self._waiting: deque[tuple[int, Task, int]] = deque()
-        self._roots = roots
+        self._roots, self._trees = roots, trees
         # Tasks without a place, by the index of the task whose episode may fork them.
         self._reserves: dict[int, list[tuple[int, Task]]] = {}
         self._done: dict[int, Episode] = {}
@@ -141,8 +145,25 @@ class TaskQueue:
 
     def _begin_reserve(self, index: int) -> None:
         """Let the tasks that an episode did not fork begin at the prompt."""
+        if self._trees is not None:
+            self._grow(index, self._trees)
+            return
         for fork, task in self._reserves.pop(index, ()):
             self._waiting.append((fork, task, 0))
+
+    def _grow(self, index: int, trees: GroupTrees) -> None:
+        """Let the next task of a group begin where its tree grows."""
+        group = self._groups[index]
+        if index in self._done:
+            trees.add(group, self._done[index])
+        reserve = self._reserves.pop(index, [])
+        if not reserve:
+            trees.end(group)
+            return
+        (fork, task), *left = reserve
+        place = trees.next_place(group)
+        self._reserves[fork] = left
+        self._waiting.appendleft((fork, dataclasses.replace(task, place=place), 0))
 
     def finish(self, index: int, episode: Episode) -> None:
         """Store the episode of a task."""

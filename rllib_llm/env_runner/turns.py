@@ -21,8 +21,17 @@ def prompt_length(agent_state: AgentState) -> int:
     return len(prompt.ids) + (len(agent_state.data.ids) if prompt.extends else 0)
 
 
-def turn_seed(task: Task, attempt: int, agent_state: AgentState) -> int:
-    """Return the sampling seed of the agent's next turn."""
+def turn_seed(
+    task: Task, attempt: int, agent_state: AgentState, candidate: int | None = None
+) -> int:
+    """Return the sampling seed of the agent's next turn.
+
+    Args:
+        task: Task of the episode.
+        attempt: Number of earlier attempts at it.
+        agent_state: The agent.
+        candidate: Number of the candidate to sample; None: the reply to play.
+    """
     # The rollout is part of the seed, since rollouts of a group share the task's seed.
     # So is the attempt: a repeated episode must not repeat the turn that made it fail.
     request = agent_state.data.request
@@ -31,6 +40,9 @@ def turn_seed(task: Task, attempt: int, agent_state: AgentState) -> int:
         parts = request.seed_parts(agent_state.index)
     # And the place of a fork, whose number of turns may be that of another one.
     forked = () if task.place is None else task.place.seed_parts
+    # Without a number for the reply that is played, which so depends on no candidate.
+    if candidate is not None:
+        forked = (*forked, "candidate", candidate)
     return stable_seed(task.seed, task.rollout, attempt, *forked, *parts)
 
 
@@ -42,6 +54,7 @@ def request_turn(
     num_sampled: int,
     seed: int,
     unseen: int = 0,
+    replaces: bool = False,
 ) -> None:
     """Submit the agent's next turn to the engine.
 
@@ -52,12 +65,17 @@ def request_turn(
         num_sampled: Tokens sampled in the episode so far.
         seed: Sampling seed of the turn.
         unseen: Number of the conversation's last ids that the engine's cache lacks.
+        replaces: Whether the engine has sampled another reply to this prompt, which the
+            conversation does not contain.
     """
     data, prompt = agent_state.data, agent_state.data.due_prompt
     ids, extends = prompt.ids, prompt.extends
-    if unseen and extends:
+    if replaces:
+        # The whole conversation again; the engine keeps what it has computed of it.
+        unseen = len(data.ids)
+    if extends and (unseen or replaces):
         # E.g. turns of another engine, or turns that were appended without sampling.
-        ids = [*data.ids[-unseen:], *ids]
+        ids = [*data.ids[len(data.ids) - unseen :], *ids]
         # If the engine lacks all ids, there is nothing to extend.
         extends = unseen < len(data.ids)
     shown = _pictures(data, unseen if prompt.extends else 0)

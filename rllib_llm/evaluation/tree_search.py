@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data, task_of
-from rllib_llm.data.places import Place, place_of
+from rllib_llm.data.places import Place
 from rllib_llm.data.types import Task
+from rllib_llm.env_runner.episode_tree import PlayedTurn, turns_of
 from rllib_llm.envs.go_to import go_to, snapshot_of
 from rllib_llm.envs.parsing import require_choice, require_float, require_int
-from rllib_llm.evaluation import search_tree
 from rllib_llm.evaluation.outcomes import Outcome
-from rllib_llm.evaluation.search_tree import SampledTurn, TreePlace, TreeTurn
+from rllib_llm.forks import search_tree
+from rllib_llm.forks.search_tree import TreePlace, TreeTurn
 
 if TYPE_CHECKING:
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
-_SCORES = {"uct": search_tree.uct_scores, "puct": search_tree.puct_scores}
 _MANY = 10**6
 
 
@@ -57,31 +54,16 @@ class MctsSettings:
         """Check the values."""
         require_int("simulations", self.simulations, 1, _MANY)
         require_int("width", self.width, 1, _MANY)
-        require_choice("rule", self.rule, tuple(_SCORES))
+        require_choice("rule", self.rule, tuple(search_tree.SCORES))
         require_float("exploration", self.exploration, 0.0, _MANY)
         require_float("gamma", self.gamma, 0.0, 1.0)
 
     @property
     def score(self) -> search_tree.Score:
         """The function that scores the turns of a place."""
-        return functools.partial(_SCORES[self.rule], exploration=self.exploration)
-
-
-@dataclasses.dataclass(slots=True)
-class _Sample:
-    """A turn of a sampled episode, from which the place after it can be made.
-
-    Attributes:
-        episode: The episode.
-        turn: The turn's number.
-        before: Record of the turn before it in the tree; None: the prompt.
-        place: The place after it, once episodes have begun there.
-    """
-
-    episode: Any
-    turn: int
-    before: _Sample | None
-    place: Place | None = None
+        return functools.partial(
+            search_tree.SCORES[self.rule], exploration=self.exploration
+        )
 
 
 class Snapshots:
@@ -94,14 +76,13 @@ class Snapshots:
     def __init__(self, env: Any):
         self._env, self._has_snapshots = env, True
 
-    def place_after(self, sample: _Sample, task: Task) -> Place:
+    def place_after(self, sample: PlayedTurn, task: Task) -> Place:
         """Return the place after a turn, with a snapshot if there can be one.
 
         Without one, EnvRunners play the texts before the place again.
         """
         if sample.place is None:
-            data = episode_data(sample.episode)
-            place = place_of(sample.episode, data, sample.turn + 1)
+            place = sample.place_after()
             earlier = None if sample.before is None else sample.before.place
             state = self._state_at(place, earlier, task)
             sample.place = dataclasses.replace(place, state=state)
@@ -188,7 +169,7 @@ class TaskSearch:
         if len(episode) == data.fork_turn:
             self.failure = "no turn fits into the context"
             return
-        new = search_tree.add(grown, _turns_of(episode, grown.data))
+        new = search_tree.add(grown, turns_of(episode, grown.data))
         search_tree.backup([*self._path, *new], self.settings.gamma)
 
     def outcome(self, number: int) -> Outcome:
@@ -212,30 +193,6 @@ class TaskSearch:
         self.here.turns.clear()  # frees the episodes of the other turns
         self.played.append(turn)
         self.here = turn.after
-
-
-def _turns_of(episode: Any, before: _Sample | None) -> Iterator[SampledTurn]:
-    """Yield the turns that an episode sampled itself.
-
-    Equal keys mean: the environment parsed the same action (without a parser: received
-    the same text), returned the same text, and the episode ended or went on in both.
-    """
-    observations, infos = episode.get_observations(), episode.get_infos()
-    records = episode.get_extra_model_outputs(columns.TURN)
-    actions, rewards = episode.get_actions(), episode.get_rewards()
-    for turn in range(episode_data(episode).fork_turn, len(episode)):
-        parsed = infos[turn + 1].get("parsed_action")
-        action = actions[turn] if parsed is None else parsed
-        is_last = turn == len(episode) - 1
-        before = _Sample(episode, turn, before)
-        logps = records[turn].action_logps
-        yield SampledTurn(
-            key=(repr(action), observations[turn + 1], is_last),
-            reward=float(rewards[turn]),
-            logp=float(np.mean(logps)) if len(logps) else 0.0,
-            is_last=is_last,
-            data=before,
-        )
 
 
 def search_tasks(

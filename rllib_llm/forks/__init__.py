@@ -2,10 +2,11 @@
 
 A fork rule is a class with the attribute ``roots``, the number of a group's episodes
 that begin at the prompt, and ``__call__(point)``, which returns how many episodes to
-fork at a :class:`ForkPoint`. Importing this package registers its rules.
+fork at a :class:`ForkPoint`. A rule with a method ``path`` chooses places in the tree
+of a group's finished episodes instead. Importing this package registers its rules.
 """
 
-from rllib_llm.forks import entropy, every_turn
+from rllib_llm.forks import entropy, every_turn, mcts
 from rllib_llm.forks.point import ForkPoint
 
-__all__ = ["ForkPoint", "entropy", "every_turn"]
+__all__ = ["ForkPoint", "entropy", "every_turn", "mcts"]

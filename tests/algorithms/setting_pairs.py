@@ -15,6 +15,7 @@ from rllib_llm.algorithms.pref.pref import Pref
 from rllib_llm.algorithms.reward_model.finished_episodes import FinishedEpisode
 from rllib_llm.algorithms.reward_model.reward_model import RewardModel
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 
 
 def pair_gradient(algo, env=None, **sections):
@@ -47,6 +48,31 @@ def matched(algo, env=None, **sections):
         for unit in driver._sampled()
         for side in unit.agent_episodes.values()
         for data in [episode_data(side)]
+    ]
+
+
+def judged_pairs(algo, env=None, **sections):
+    """Return the turns that are compared, with a judge who disagrees with returns."""
+    settings = {"match": "step", **sections["training"]}
+    config = make_config(PrefConfig).training(**settings)
+    config.rollouts(group_size=2, episodes_per_iteration=2)
+    driver = Pref.__new__(Pref)
+    driver.config = config
+    episodes = [
+        fake_episode(0, turns=1, reward=1.0),
+        fake_episode(1, turns=1, reward=0),
+    ]
+    for number, episode in enumerate(episodes):
+        episode.set_actions(new_data=[f"reply {number}"])
+    sampled = SampledEpisodes(episodes)
+    for number, trajectory in enumerate(sampled.trajectories):
+        trajectory.answers["judge"] = [float(number)]
+    driver.sample_groups = lambda count: sampled
+    driver.process_episodes = lambda given: given
+    return [
+        sum(side.get_rewards())
+        for unit in driver._sampled()
+        for side in unit.agent_episodes.values()
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from setting_asked import ALWAYS_RIGHT, answered
+from setting_candidates import BEST, candidate_scores, saved_turns
 from setting_effect import needing, of
 from setting_looks import (
     driven,
@@ -18,6 +19,7 @@ from setting_pairs import (
     comparisons,
     conversations,
     held_out,
+    judged_pairs,
     matched,
     pair_gradient,
     score_gradient,
@@ -183,8 +185,20 @@ ROLLOUTS = {
         of(sampled_turns, "PPO", {"name": "every_turn", "first": 1}),
         own={"group_size": 4},
     ),
+    "candidates": needing(
+        of(candidate_scores, "GRPO", 2, 3),
+        own={k: v for k, v in BEST.items() if k != "candidates"},
+    ),
+    "candidate_scores": needing(
+        of(candidate_scores, "GRPO", "logp", {"name": "logp", "weight": 2.0}),
+        own={k: v for k, v in BEST.items() if k != "candidate_scores"},
+    ),
     "curriculum": of(driven, "PPO", {"name": "horizon", "turns": [1]}),
     "save_episodes": of(saved, "PPO", SAVED.name),
+    "save_as": needing(
+        of(saved_turns, "PPO", "episodes", "best_candidates"),
+        own={"save_episodes": SAVED.name},
+    ),
     "save_where": needing(
         of(saved, "PPO", "success"), own={"save_episodes": SAVED.name}
     ),
@@ -312,6 +326,10 @@ TRAINING |= {
     "expert_episodes": of(matched, "Pref", True),
     "margin": of(matched, "Pref", 0.5),
     "max_pairs_per_task": of(matched, "Pref", 1),
+    "step_judge": of(judged_pairs, "Pref", "judge"),
+    "judge_weight": needing(
+        of(judged_pairs, "Pref", 0.0, 1.0), own={"step_judge": "judge"}
+    ),
     "reference": of(pair_gradient, "Pref", "current"),
     "after_fork": of(matched, "Pref", True),
     "desirable_return": needing(

@@ -150,3 +150,52 @@ def test_what_steps_refuse(config, message):
     with pytest.raises(ConfigError, match=message):
         config().validate()
     step().validate()
+
+
+# A judge of turns ---------------------------------------------------------------------
+
+
+def judged(answers, **settings):
+    judged_table = table()
+    for trajectory_, values in zip(judged_table.trajectories, answers, strict=True):
+        trajectory_.answers["judge"] = values
+    return step_pairs(judged_table, judge="judge", **settings)
+
+
+def test_a_judge_adds_its_share_to_the_values_of_replies():
+    # After a: b has 0.75 by returns and d 0.2; the judge says 0 and 1.
+    answers = [[0.5, 0.0, 0.5], [0.5, 1.0, 0.5], [0.5, 0.0, 0.5], [0.5, 1.0, 0.5]]
+    answers.append([0.5, 0.5, 0.5])
+    assert (0, 1, 1) in judged(answers, judge_weight=0.0)
+    assert (0, 1, 1) in judged(answers, judge_weight=0.35)  # 0.4875, 0.48
+    assert (1, 0, 1) in judged(answers, judge_weight=0.36)  # 0.48, 0.488
+    assert (1, 0, 1) in judged(answers, judge_weight=1.0)
+    # Answers about one reply in several leaves are averaged.
+    answers[0][1], answers[2][1] = 1.0, 0.5
+    assert (0, 1, 1) not in judged(answers, judge_weight=1.0)
+    assert (1, 0, 1) in judged(answers, judge_weight=1.0)
+
+
+JUDGE = {
+    "script": {"name": "outcome"},
+    "privileged": True,
+    "per": "turn",
+    "parse": {"words": {"yes": 1.0, "no": 0.0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("training", "judge", "expected"),
+    [
+        ({"step_judge": "judge"}, {"per": "trajectory"}, "compares turns"),
+        ({"step_judge": "other"}, {}, "other"),
+        ({"judge_weight": 0.1}, {}, "never asked|there is no judge"),
+        ({"step_judge": "judge", "match": "all"}, {}, "reads no values of turns"),
+    ],
+)
+def test_judges_that_do_not_fit(training, judge, expected):
+    config = PrefConfig().environment("guess_number-v0")
+    config.rollouts(fork="every_turn", group_size=4)
+    config.rollouts(assistants={"judge": {**JUDGE, **judge}})
+    with pytest.raises(ConfigError, match=expected):
+        config.training(**{"match": "step", **training}).validate()

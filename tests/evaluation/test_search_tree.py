@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from rllib_llm.evaluation.search_tree import (
+from rllib_llm.forks.search_tree import (
     SampledTurn,
     TreePlace,
     add,

@@ -35,6 +35,7 @@ SCORED = {
     "learning_to_summarize": (),
     "spa_rl": ("env_config={}",),
     "step_agent": ("env_config={}",),
+    "sweet_rl": ("env_config={}",),
 }
 CASES = {
     "frozen_lake_ppo": LAKE,
@@ -42,6 +43,7 @@ CASES = {
     "frozen_lake_dpo": LAKE,
     "frozen_lake_dmpo": LAKE,
     "eto": LAKE,
+    "agent_q": LAKE,
     "ipr": LAKE,
     "paprika": ("sft={demonstrations: 200, lr: 1e-2}",),
     "pag": ("sft={demonstrations: 200, lr: 3e-3}",),
@@ -66,7 +68,7 @@ CASES = {
 # States of methods that their recipes do not reproduce unchanged.
 UNTRAINED = ("by config", "incomplete")
 # Stages whose data are tested by test_stored_data_recipes.
-STAGED = {"agent_tuning", "atlas", "behavior_priming", "ire_vla", "rest"}
+STAGED = {"agent_tuning", "atlas", "behavior_priming", "ire_vla", "mucode", "rest"}
 # Where the others are: modules with CASES by the names of presets.
 ELSEWHERE = {
     "recipes": ("test_credit_recipes", "test_reward_recipes"),

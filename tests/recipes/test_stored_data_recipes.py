@@ -119,3 +119,15 @@ def test_behavior_priming_ranks_by_behaviour_and_not_by_the_answer():
     rl = config_of("behavior_priming")
     assert not DriverComponents(rl).only.rewards.changes_anything
     assert rl.policy_loss is None and prime.policy_loss["name"] == "nll"
+
+
+def test_mucode_saves_the_best_replies_of_a_policy_that_waits():
+    stages = load_recipe("mucode").stages
+    verifier, relabel, imitate = (stage.build_config() for stage in stages)
+    assert verifier.scorer_warmup_iters == 6 and verifier.candidates == 1
+    assert (relabel.candidates, relabel.candidate_scores) == (8, "scorer")
+    assert relabel.save_as == "best_candidates"
+    assert relabel.scorer_loss == verifier.scorer_loss == "outcome"
+    for stage, config in zip(stages[:2], (verifier, relabel), strict=True):
+        assert stage.total_iterations == config.scorer_warmup_iters
+    assert imitate.data_files == ["stage:relabel"]

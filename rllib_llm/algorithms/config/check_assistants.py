@@ -25,12 +25,19 @@ ASKED = "asked"  # the reward, and the filter
 
 def assistants_read(config: LLMConfig) -> dict[str | None, set[str]]:
     """Return the assistants that components read, by the environment's name."""
+    judge = getattr(config, "step_judge", None)  # of Pref
     return {
-        environment: set(
-            _names_read((specs.rewards, specs.reward_transforms, specs.filters))
-        )
+        environment: {
+            *_names_read((specs.rewards, specs.reward_transforms, specs.filters)),
+            *([] if judge is None else [judge]),
+        }
         for environment, specs in config.component_specs().items()
     }
+
+
+def asked_about_candidates(config: LLMConfig) -> set[str]:
+    """Return the assistants that score the replies at a turn."""
+    return set(_names_read(config.candidate_scores))
 
 
 def validate_assistants(config: LLMConfig) -> None:
@@ -41,16 +48,19 @@ def validate_assistants(config: LLMConfig) -> None:
     """
     assistants = read_assistants(config.assistants)
     names = {name for read in assistants_read(config).values() for name in read}
+    names |= asked_about_candidates(config)
     for name in sorted(names - set(assistants)):
         raise ConfigError(
-            f"A component 'asked' reads the answers of {name!r}, which is not in "
-            f"rollouts.assistants. {did_you_mean(name, assistants)}"
+            f"A component 'asked', or step_judge, reads the answers of {name!r}, which "
+            f"is not in rollouts.assistants. {did_you_mean(name, assistants)}"
         )
     for name, assistant in assistants.items():
         if name not in names:
             raise ConfigError(
                 f"rollouts.assistants.{name} is never asked. Add {{name: asked, of: "
-                f"{name}}} to rollouts.rewards or rollouts.filters, or leave it out."
+                f"{name}}} to rollouts.rewards, rollouts.filters or "
+                "rollouts.candidate_scores, set step_judge of Pref to it, or leave it "
+                "out."
             )
         check_source(config, assistant)
         _try_question(assistant)

@@ -102,6 +102,16 @@ class RolloutSettings(DeclaredSettings):
         """Fork rule, which decides where episodes of a group begin at places of others
         (docs/forks.md); group_size counts all of them.""",
     )
+    candidates: PositiveInt = setting(
+        1,
+        """Replies that are sampled at each turn in training; the last one is played,
+        the others are kept and scored (docs/candidates.md). 1: no others.""",
+    )
+    candidate_scores: Specs = setting(
+        (),
+        """Reward components whose weighted sum scores a conversation up to one of the
+        replies at a turn; the environment has received none but the played one.""",
+    )
     curriculum: Spec | None = setting(
         None, "Component that changes tasks before they are sampled."
     )
@@ -109,6 +119,12 @@ class RolloutSettings(DeclaredSettings):
         False,
         """Write sampled episodes, texts and tokens, into data files that SFT and Pref
         read: a folder, or True for ``episodes`` in the run folder.""",
+    )
+    save_as: Literal["episodes", "best_candidates"] = setting(
+        "episodes",
+        """What is saved: whole "episodes", or of each turn with candidates that differ
+        in their scores the best one, trained, after the turns before it, which are
+        not ("best_candidates").""",
     )
     save_where: Specs = setting(
         (),

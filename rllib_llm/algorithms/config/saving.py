@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def validate_saving(config: LLMConfig) -> None:
-    """Check ``save_episodes`` and ``save_where``.
+    """Check ``save_episodes``, ``save_as`` and ``save_where``.
 
     Raises:
         ConfigError: If one is wrong or would have no effect.
@@ -21,7 +21,7 @@ def validate_saving(config: LLMConfig) -> None:
     given = config.save_episodes
     if not given:
         why = "nothing is saved. Set rollouts.save_episodes."
-        refuse_without_effect(config, ("save_where",), why)
+        refuse_without_effect(config, ("save_as", "save_where"), why)
         return
     if isinstance(given, str) and "://" in given:
         raise ConfigError(

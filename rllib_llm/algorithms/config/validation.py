@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rllib_llm.algorithms.config.check_action_head import validate_action_heads
 from rllib_llm.algorithms.config.check_assistants import validate_assistants
 from rllib_llm.algorithms.config.check_calls import check_attributes
+from rllib_llm.algorithms.config.check_candidates import validate_candidates
 from rllib_llm.algorithms.config.check_forks import validate_forks
 from rllib_llm.algorithms.config.check_loss_mask import validate_loss_mask
 from rllib_llm.algorithms.config.check_non_llm import validate_non_llm
@@ -70,6 +71,7 @@ def validate(config: LLMConfig) -> None:
     _validate_learner(config)
     _validate_env_runner(config)
     validate_forks(config)
+    validate_candidates(config)
     _validate_connector_states(config)
     _validate_weight_sync(config)
     validate_action_heads(config)

@@ -11,7 +11,10 @@ import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
-from rllib_llm.algorithms.config.check_assistants import assistants_read
+from rllib_llm.algorithms.config.check_assistants import (
+    asked_about_candidates,
+    assistants_read,
+)
 from rllib_llm.algorithms.driver.runner_group_calls import call_runners
 from rllib_llm.assistants.answers import Answer, reduced, value_of
 from rllib_llm.assistants.comparisons import (
@@ -49,6 +52,7 @@ class AsksAssistants(RLlibAlgorithm):
     def setup(self, config: Any) -> None:
         self._assistants = read_assistants(config.assistants)
         self._assistants_read = assistants_read(config)
+        self._asked_about_candidates = asked_about_candidates(config)
         self._answering = {
             name: answering_model(config, assistant)
             for name, assistant in self._assistants.items()
@@ -82,6 +86,18 @@ class AsksAssistants(RLlibAlgorithm):
                 "num_episodes_unreadable", len(dropped), reduce="sum"
             )
         return episodes.select(set(range(len(episodes))) - dropped)
+
+    def ask_about_candidates(self, replies: SampledEpisodes) -> set[int]:
+        """Ask the assistants that score the replies at a turn.
+
+        Returns:
+            Numbers of the replies of which an answer is unreadable, where that drops
+            what it is about.
+        """
+        dropped: set[int] = set()
+        for name in sorted(self._asked_about_candidates):
+            dropped |= self._ask(self._assistants[name], replies.trajectories)
+        return dropped
 
     def _ask(
         self, assistant: Assistant, trajectories: Sequence[Trajectory]

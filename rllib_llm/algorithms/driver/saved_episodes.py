@@ -10,7 +10,9 @@ from typing import Any
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
+from rllib_llm.algorithms.config.check_candidates import BEST
 from rllib_llm.connectors.fingerprint import tokenizer_fingerprint
+from rllib_llm.data.candidates import best_candidates
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.envs.dataset.row_files import absolute_path
 from rllib_llm.filters.apply import Filters
@@ -70,9 +72,12 @@ class EpisodeSaver:
         results, _ = self._filters(episodes.table())
         kept: set[int] = set()
         untrained: dict[int, dict[int, frozenset[int]]] = {}
-        for trajectory, result in zip(episodes.trajectories, results, strict=True):
+        for trajectory, data, result in zip(
+            episodes.trajectories, episodes.data, results, strict=True
+        ):
             is_out = result.is_dropped or result.is_masked
-            turns = frozenset(range(len(trajectory))) if is_out else result.masked_turns
+            context = frozenset(data.masked_turns) | result.masked_turns
+            turns = frozenset(range(len(trajectory))) if is_out else context
             untrained.setdefault(trajectory.episode, {})[trajectory.agent] = turns
             if not is_out and len(turns) < len(trajectory):
                 kept.add(trajectory.episode)
@@ -111,6 +116,9 @@ class SavesEpisodes(RLlibAlgorithm):
         """Write sampled episodes, before filters leave any out of the update."""
         if self._saver is None:
             return
+        if self.config.save_as == BEST:
+            chosen = [best_candidates(episode) for episode in episodes]
+            episodes = SampledEpisodes(reply for each in chosen for reply in each)
         count = self._saver.save(episodes, self.iteration + 1)
         self.metrics.log_value("num_episodes_saved", count, reduce="sum")
 

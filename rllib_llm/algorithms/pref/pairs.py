@@ -13,6 +13,7 @@ from rllib_llm.advantages.column_keys import combined_keys, key_means
 from rllib_llm.advantages.fork_trees import nodes_of
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.data import columns
+from rllib_llm.data.candidates import CandidateEpisode, candidate_episodes
 from rllib_llm.data.episode_data import episode_data, num_tokens, task_of
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.turn_table import TurnTable
@@ -233,13 +234,20 @@ def pairs_of_episodes(
 
 
 def step_pairs(
-    table: TurnTable, *, margin: float = 0.0, max_pairs_per_task: int | None = None
+    table: TurnTable,
+    *,
+    margin: float = 0.0,
+    max_pairs_per_task: int | None = None,
+    judge: str | None = None,
+    judge_weight: float = 0.5,
 ) -> list[tuple[int, int, int]]:
     """Return pairs of replies to one observation of forked episodes.
 
     The value of a reply is the mean return of the episodes that contain it, the
-    Monte-Carlo estimate of IPR (Xiong et al. 2024, arXiv:2406.11176). Equal replies at
-    one place are one. Of the replies at a place the best is paired with the worst, the
+    Monte-Carlo estimate of IPR (Xiong et al. 2024, arXiv:2406.11176). With a judge it
+    is ``(1 - judge_weight)`` of that and ``judge_weight`` of the judge's value of the
+    turn (Agent Q, Putta et al. 2024, arXiv:2408.07199). Equal replies at one place are
+    one. Of the replies at a place the best is paired with the worst, the
     second best with the second worst, and so on.
 
     Args:
@@ -247,6 +255,8 @@ def step_pairs(
         margin: The better one's value is higher by more than this, >= 0.
         max_pairs_per_task: Maximum number of pairs of a task, widest margins first;
             None: no limit.
+        judge: Assistant whose answers about turns count; None: none.
+        judge_weight: Its share of a value, in [0, 1].
 
     Returns:
         Indices of an episode with the better and one with the worse reply, and the
@@ -258,31 +268,81 @@ def step_pairs(
     places = nodes.places[nodes.of_turn]
     replies = combined_keys(places, table.completions)
     values = key_means(table.returns[owner], replies)
+    if judge is not None:
+        answers = [a for t in table.trajectories for a in t.answers_of(judge)]
+        of_judge = key_means(np.array(answers, np.float64), replies)
+        values = (1 - judge_weight) * values + judge_weight * of_judge
     # Of the episodes with a reply the first one that is trained on stands for it.
     order = np.argsort(~table.is_trained[owner], kind="stable")
     first = order[np.unique(replies[order], return_index=True)[1]]
     pairs = outcome_pairs(values.tolist(), places[first].tolist(), margin=margin)
-    pairs.sort(key=lambda pair: values[pair[1]] - values[pair[0]])
-    task, used = table.task[owner[first]], dict.fromkeys(table.task.tolist(), 0)
+    task = table.task[owner[first]].tolist()
+    kept = _widest(pairs, values.tolist(), task, max_pairs_per_task)
+    rows = [(first[better], first[worse]) for better, worse in kept]
+    return [(int(owner[b]), int(owner[w]), int(table.turn[b])) for b, w in rows]
+
+
+def _widest(
+    pairs: Sequence[tuple[int, int]],
+    values: Sequence[float],
+    tasks: Sequence[int],
+    max_pairs_per_task: int | None,
+) -> list[tuple[int, int]]:
+    """Return pairs in order of their margins, at most so many of each task."""
+    used: dict[int, int] = {}
     kept = []
-    for better, worse in pairs:
-        number = int(task[better])
-        if max_pairs_per_task is None or used[number] < max_pairs_per_task:
-            used[number] += 1
-            rows = first[[better, worse]]
-            kept.append((*owner[rows].tolist(), int(table.turn[rows[0]])))
+    for better, worse in sorted(
+        pairs, key=lambda pair: values[pair[1]] - values[pair[0]]
+    ):
+        task = tasks[better]
+        if max_pairs_per_task is None or used.get(task, 0) < max_pairs_per_task:
+            used[task] = used.get(task, 0) + 1
+            kept.append((better, worse))
     return kept
 
 
 def step_pairs_of_episodes(
-    episodes: Sequence[Any], **settings: Any
+    episodes: Sequence[Any] | SampledEpisodes, **settings: Any
 ) -> list[PreferencePair]:
     """Return pairs of episodes that compare one turn each; see :func:`step_pairs`."""
+    if not isinstance(episodes, SampledEpisodes):
+        episodes = SampledEpisodes(episodes)
     return [
         PreferencePair(episodes[better], episodes[worse], turn=turn)
-        for better, worse, turn in step_pairs(
-            SampledEpisodes(episodes).table(), **settings
-        )
+        for better, worse, turn in step_pairs(episodes.table(), **settings)
+    ]
+
+
+def candidate_pairs_of_episodes(
+    episodes: Sequence[Any],
+    *,
+    margin: float = 0.0,
+    max_pairs_per_task: int | None = None,
+) -> list[PreferencePair]:
+    """Return pairs of replies that were sampled at one turn, by the rank of the score.
+
+    The best is paired with the worst, the second best with the second worst, and so on
+    (SWEET-RL, Zhou et al. 2025, arXiv:2503.15478, draws pairs of the better and the
+    worse half).
+
+    Args:
+        episodes: Episodes with scored candidates.
+        margin: The better one's score is higher by more than this, >= 0.
+        max_pairs_per_task: Maximum number of pairs of a task, widest margins first;
+            None: no limit.
+    """
+    replies: list[CandidateEpisode] = []
+    scores, places, tasks = list[float](), list[int](), list[int]()
+    for episode in episodes:
+        for turn, of_turn in episode_data(episode).candidate_scores.items():
+            replies += candidate_episodes(episode, turn)
+            places += [len(scores)] * len(of_turn)
+            tasks += [task_of(episode).group_id] * len(of_turn)
+            scores += of_turn
+    pairs = outcome_pairs(scores, places, margin=margin)
+    return [
+        PreferencePair(replies[b], replies[w], turn=replies[b].turn)
+        for b, w in _widest(pairs, scores, tasks, max_pairs_per_task)
     ]
 
 

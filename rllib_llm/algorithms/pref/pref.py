@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
+from rllib_llm.algorithms.config.check_candidates import MATCH
 from rllib_llm.algorithms.pref.pairs import (
     CHOSEN,
     Compared,
     WithNeighbours,
+    candidate_pairs_of_episodes,
     labelled_episodes,
     pairs_of_episodes,
     step_pairs_of_episodes,
@@ -20,12 +23,13 @@ from rllib_llm.algorithms.pref.pairs import (
     stored_pair,
 )
 from rllib_llm.algorithms.pref.pref_config import PrefConfig
+from rllib_llm.algorithms.scorer.trains_scorer import TrainsScorer
 from rllib_llm.data.episode_data import episode_data, task_of
 from rllib_llm.offline.expert_episodes import expert_episodes
 from rllib_llm.offline.stored_episodes import next_stored
 
 
-class Pref(LLMAlgorithm):
+class Pref(TrainsScorer, LLMAlgorithm):
     """DPO and related losses (Rafailov et al. 2023, arXiv:2305.18290).
 
     Each iteration samples groups with the current policy and compares the returns of a
@@ -64,18 +68,22 @@ class Pref(LLMAlgorithm):
     def _sampled(self) -> Sequence[Compared]:
         config = self.config
         groups = config.episodes_per_iteration // config.group_size
-        episodes = list(self.process_episodes(self.sample_groups(groups)))
+        sampled = self.process_episodes(self.sample_groups(groups))
+        episodes = list(sampled)
         if config.compares_labels:
             return labelled_episodes(episodes, config.desirable_return)
         if config.expert_episodes:
             tasks = {task_of(e).group_id: task_of(e) for e in episodes}
             episodes += expert_episodes(config, list(tasks.values()))
-        settings = {
+        settings: dict[str, Any] = {
             "margin": config.margin,
             "max_pairs_per_task": config.max_pairs_per_task,
         }
         if config.match == "step":
-            return step_pairs_of_episodes(episodes, **settings)
+            judge = {"judge": config.step_judge, "judge_weight": config.judge_weight}
+            return step_pairs_of_episodes(sampled, **settings, **judge)
+        if config.match == MATCH:
+            return candidate_pairs_of_episodes(episodes, **settings)
         return pairs_of_episodes(
             episodes, match=config.match, after_fork=config.after_fork, **settings
         )

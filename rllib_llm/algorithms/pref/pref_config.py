@@ -8,6 +8,7 @@ from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.utils.annotations import override
 
+from rllib_llm.algorithms.config.check_candidates import MATCH
 from rllib_llm.algorithms.config.data import DataSettings, Return
 from rllib_llm.algorithms.config.declarations import setting, state
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
@@ -16,13 +17,16 @@ from rllib_llm.algorithms.config.without_effect import (
     refuse_without_effect,
 )
 from rllib_llm.algorithms.pref.pairs import MATCHES
+from rllib_llm.algorithms.scorer.check_scorer import validate_scorer
+from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
+from rllib_llm.assistants.settings import read_assistants
 from rllib_llm.components.registry import BoundComponent, Spec, bind
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.losses.preference_losses import LabelledSums, PairSums
 from rllib_llm.offline.conversation_files import Parser, parse_labelled, parse_pair
 from rllib_llm.offline.demonstrations import play_expert_with_mistakes
-from rllib_llm.schema import NonNegativeFloat, OneOf, PositiveInt
+from rllib_llm.schema import Fraction, NonNegativeFloat, OneOf, PositiveInt
 
 if TYPE_CHECKING:
     from rllib_llm.types import PlayableEnv
@@ -37,13 +41,17 @@ _SAMPLING = (
     "curriculum",
     "save_episodes",
     "fork",
+    "candidates",
+    "candidate_scores",
+    "scorer_loss",
     *_OF_PAIRS,
     "desirable_return",
+    "step_judge",
 )
 UpToOne = Annotated[float, Interval(gt=0, le=1)]
 
 
-class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
+class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
     """Configuration of :class:`Pref`.
 
     Example:
@@ -79,13 +87,14 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
     turn_discount: UpToOne = setting(
         1.0, "Discount of later turns' log-probabilities, in (0, 1] (DMPO); 1: none."
     )
-    match: Annotated[str, OneOf((*MATCHES, "step"))] = setting(
+    match: Annotated[str, OneOf((*MATCHES, "step", MATCH))] = setting(
         "one_to_one",
         """Pairs of a task's episodes, by return: "best_worst" (one pair),
         "one_to_one" (every episode in at most one pair), "all", or "longest_prefix"
         (episodes that differ latest, each in at most one pair). "step": replies at one
         place of forked episodes, by the mean return after each; nothing else of the
-        episodes is compared (IPR).""",
+        episodes is compared (IPR). "candidates": replies that were sampled at one turn,
+        by their scores (SWEET-RL).""",
     )
     after_fork: bool = setting(
         False,
@@ -105,10 +114,18 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
     margin: NonNegativeFloat = setting(
         0.0,
         """Least difference of a pair's returns, or of its replies' values
-        (match="step"); not included.""",
+        (match="step") or scores (match="candidates"); not included.""",
     )
     max_pairs_per_task: PositiveInt | None = setting(
         None, "Maximum number of pairs of a task; None: no limit."
+    )
+    step_judge: str | None = setting(
+        None,
+        """Assistant of rollouts.assistants whose answers about turns are part of the
+        values that match="step" compares (Agent Q); None: returns alone.""",
+    )
+    judge_weight: Fraction = setting(
+        0.5, "Share of a reply's value that is the step_judge's, in [0, 1]."
     )
 
     def __init__(self, algo_class: type[Any] | None = None):
@@ -178,23 +195,41 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
         if self.stored_rows(self.row_parser) is not None:
             why = "what is compared comes from data.files. Leave it out."
             refuse_without_effect(self, _SAMPLING, why)
-        elif self.group_size < 2 and not self.compares_labels:
+        elif self.group_size < 2 and not self.compares_labels and self.match != MATCH:
             raise ConfigError(
                 f"group_size={self.group_size}: a pair needs two episodes of a task. "
                 "Use group_size >= 2, or data.files."
             )
-        if self.match == "step":
-            self._validate_steps()
+        if self.match in ("step", MATCH):
+            self._validate_turns()
+        self._validate_judge()
+        validate_scorer(self)
         if self.action_head != "generate":
             raise ConfigError(
                 f"head={self.action_head!r}: Pref compares tokens. Use head='generate'."
             )
         self._require_one_agent()
 
-    def _validate_steps(self) -> None:
-        why = "match='step' compares one turn of a pair. Leave it out."
+    def _validate_judge(self) -> None:
+        if self.match != "step":
+            why = f"match={self.match!r} reads no values of turns. Use match='step'."
+            refuse_without_effect(self, ("step_judge", "judge_weight"), why)
+        if self.step_judge is None:
+            why = "there is no judge. Set step_judge."
+            refuse_without_effect(self, ("judge_weight",), why)
+            return
+        per = read_assistants(self.assistants)[self.step_judge].per
+        if per != "turn":
+            raise ConfigError(
+                f"step_judge={self.step_judge!r} answers about each {per}, and "
+                "match='step' compares turns. Set "
+                f"rollouts.assistants.{self.step_judge}.per to 'turn'."
+            )
+
+    def _validate_turns(self) -> None:
+        why = f"match={self.match!r} compares one turn of a pair. Leave it out."
         refuse_without_effect(self, ("after_fork",), why)
-        if self.fork is None:
+        if self.match == "step" and self.fork is None:
             raise ConfigError(
                 "match='step' compares replies at one place of forked episodes, but "
                 "fork=None. Set rollouts.fork, or another match."
@@ -202,7 +237,8 @@ class PrefConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
         if self.expert_episodes:
             raise ConfigError(
                 "expert_episodes=True: the expert's episode begins at the prompt, and "
-                "match='step' compares forked episodes. Leave one of the two out."
+                f"match={self.match!r} compares replies at one place. Leave one of the "
+                "two out."
             )
 
     def _refuse_other_comparisons(self) -> None:

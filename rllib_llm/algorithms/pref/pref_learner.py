@@ -57,7 +57,7 @@ class PrefTorchLearner(LLMLearnerMixin, TorchLearner):
     def _uncompiled_update(
         self, batch: dict[str, Any], **kwargs: Any
     ) -> tuple[Any, dict[str, torch.Tensor], dict[str, Any]]:
-        for module_id in sorted(self.module.keys()):
+        for module_id in sorted(set(self.module.keys()) - {self._scorer_id}):
             self._weigh(module_id, batch.get(module_id))
         return super()._uncompiled_update(batch, **kwargs)
 

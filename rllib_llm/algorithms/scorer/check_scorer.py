@@ -15,8 +15,10 @@ from rllib_llm.offline.demonstrations import play_expert_with_mistakes
 if TYPE_CHECKING:
     from rllib_llm.algorithms.grpo.grpo import GRPOConfig
     from rllib_llm.algorithms.ppo.llm_ppo import LLMPPOConfig
+    from rllib_llm.algorithms.pref.pref_config import PrefConfig
+    from rllib_llm.types import LLMConfig
 
-    ScoredConfig: TypeAlias = GRPOConfig | LLMPPOConfig
+    ScoredConfig: TypeAlias = GRPOConfig | LLMPPOConfig | PrefConfig
 
 TURN_CRITIC = "turn_critic"  # the advantage estimator
 _OF_TD = ("scorer_gamma", "scorer_expectile", "scorer_twin", "scorer_tau")
@@ -30,7 +32,7 @@ def validate_scorer(config: ScoredConfig) -> None:
         ConfigError: If one is wrong or would have no effect.
     """
     reader = TURN_CRITIC if config.is_turn_critic else SCORER_MODULE
-    is_read = _is_read(config, reader)
+    is_read = _is_read(config, reader) or reads_candidates(config)
     _check_readers(config)
     if not config.uses_scorer:
         if is_read:
@@ -46,7 +48,8 @@ def validate_scorer(config: ScoredConfig) -> None:
         places = "" if config.is_turn_critic else "to rollouts.rewards, or "
         raise ConfigError(
             f"scorer.loss={config.scorer_loss!r} trains a scorer that nothing reads. "
-            f"Add {{name: {reader}}} {places}to training.advantage_estimator of GRPO."
+            f"Add {{name: {reader}}} {places}to training.advantage_estimator of GRPO, "
+            "or {name: scorer} to rollouts.candidate_scores."
         )
     _check_loss(config)
     _check_run(config)
@@ -76,6 +79,11 @@ def _is_read(config: ScoredConfig, name: str) -> bool:
         for module_id in config.trained_module_ids
     )
     return _names(name, [*read, *estimators])
+
+
+def reads_candidates(config: LLMConfig) -> bool:
+    """Return whether a scorer scores the replies at a turn."""
+    return _names(SCORER_MODULE, config.candidate_scores)
 
 
 def _names(name: str, specs: Any) -> bool:
@@ -112,6 +120,12 @@ def _check_loss(config: ScoredConfig) -> None:
             f"scorer.pool={config.scorer_pool!r}: log-ratios of turns are compared or "
             "classified by their sum or mean. Use loss='pairwise' or 'outcome', and "
             "pool='sum' or 'mean'."
+        )
+    if loss == "monte_carlo" and reads_candidates(config):
+        raise ConfigError(
+            "rollouts.candidate_scores reads the scorer, but scorer.loss='monte_carlo' "
+            "values places and not the replies there. Use scorer.loss='td', whose Q "
+            "does, or another loss."
         )
     if loss == "expert" or config.is_turn_critic:
         why = f"scorer.loss={loss!r} scores single turns. Leave it out."

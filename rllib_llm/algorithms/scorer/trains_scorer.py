@@ -13,6 +13,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.pref.pairs import pairs_of_episodes
+from rllib_llm.algorithms.scorer.check_scorer import reads_candidates
 from rllib_llm.algorithms.scorer.label_noise import exchange_labels
 from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
 from rllib_llm.data.episode_data import REPLAY, episode_data, task_of
@@ -72,6 +73,17 @@ class TrainsScorer(RLlibAlgorithm):
                 if episode_data(episode).source == REPLAY
             ]
         return joined
+
+    def before_candidate_scores(self, replies: SampledEpisodes) -> None:
+        """Score the replies at a turn, if their scores read the scorer."""
+        super().before_candidate_scores(replies)  # type: ignore[misc]
+        if not reads_candidates(self.config):
+            return
+        whole = [WholeEpisode(reply, module_id=SCORER_MODULE) for reply in replies]
+        for trajectory, scores in zip(
+            replies.trajectories, self.score_turns(whole), strict=True
+        ):
+            trajectory.scores = scores
 
     def _score(self, episodes: SampledEpisodes) -> None:
         whole = [WholeEpisode(e, module_id=SCORER_MODULE) for e in episodes]

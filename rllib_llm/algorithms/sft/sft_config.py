@@ -26,6 +26,7 @@ _SAMPLING_SETTINGS = (
     "filters",
     "curriculum",
     "fork",
+    "candidates",
     "row_per_turn",
     "save_episodes",
     *OF_POLICY_GRADIENTS,

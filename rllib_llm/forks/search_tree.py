@@ -166,15 +166,23 @@ def add(place: TreePlace, sampled: Iterable[SampledTurn]) -> list[TreeTurn]:
     return path
 
 
-def backup(path: Sequence[TreeTurn], gamma: float) -> None:
+SCORES = {"uct": uct_scores, "puct": puct_scores}
+BACKUPS = ("mean", "max")
+
+
+def backup(path: Sequence[TreeTurn], gamma: float, by: str = "mean") -> None:
     """Count one simulation: ``N += 1; Q += (G - Q) / N`` for each of its turns.
 
     Args:
         path: The turns of the simulation, up to the end of the episode.
         gamma: Discount per turn; G is the discounted return from each turn on.
+        by: "mean" as above; "max": ``Q = max(Q, G)``.
     """
     to_go = 0.0
     for turn in reversed(path):
         to_go = turn.reward + gamma * to_go
         turn.visits += 1
-        turn.value += (to_go - turn.value) / turn.visits
+        if by == "mean" or turn.visits == 1:
+            turn.value += (to_go - turn.value) / turn.visits
+        else:
+            turn.value = max(turn.value, to_go)

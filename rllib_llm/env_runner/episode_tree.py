@@ -1,0 +1,138 @@
+"""Trees of episodes: places of finished ones, at which others may begin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.places import Place, place_of
+from rllib_llm.forks import search_tree
+from rllib_llm.forks.search_tree import SampledTurn, TreePlace, TreeTurn
+
+MAX_REVISITS = 100
+"""Simulations in a row that may end in the tree, before one begins at the prompt."""
+
+
+class TreeRule(Protocol):
+    """A fork rule that chooses places in the tree of a group's finished episodes."""
+
+    @property
+    def gamma(self) -> float:
+        """Discount per turn of the returns."""
+
+    @property
+    def backup(self) -> str:
+        """Value of a turn: "mean" or "max" of the returns from it on."""
+
+    def path(self, root: TreePlace) -> list[TreeTurn]:
+        """Return the turns from the prompt to where the tree grows."""
+
+
+def chooses_in_tree(rule: object) -> bool:
+    """Return whether a fork rule chooses places among finished episodes."""
+    return hasattr(rule, "path")
+
+
+@dataclasses.dataclass(slots=True)
+class PlayedTurn:
+    """A turn of a sampled episode, from which the place after it can be made.
+
+    Attributes:
+        episode: The episode.
+        turn: The turn's number.
+        before: Record of the turn before it in the tree; None: the prompt.
+        place: The place after it, once episodes have begun there.
+    """
+
+    episode: Any
+    turn: int
+    before: PlayedTurn | None
+    place: Place | None = None
+
+    def place_after(self) -> Place:
+        """Return the place after the turn, without a snapshot of the environment."""
+        return place_of(self.episode, episode_data(self.episode), self.turn + 1)
+
+
+def turns_of(episode: Any, before: PlayedTurn | None) -> Iterator[SampledTurn]:
+    """Yield the turns that an episode sampled itself.
+
+    Equal keys mean: the environment parsed the same action (without a parser: received
+    the same text), returned the same text, and the episode ended or went on in both.
+
+    Args:
+        episode: A finished episode.
+        before: The turn before its own first one; None: the prompt.
+    """
+    observations, infos = episode.get_observations(), episode.get_infos()
+    records = episode.get_extra_model_outputs(columns.TURN)
+    actions, rewards = episode.get_actions(), episode.get_rewards()
+    for turn in range(episode_data(episode).fork_turn, len(episode)):
+        parsed = infos[turn + 1].get("parsed_action")
+        action = actions[turn] if parsed is None else parsed
+        is_last = turn == len(episode) - 1
+        before = PlayedTurn(episode, turn, before)
+        logps = records[turn].action_logps
+        yield SampledTurn(
+            key=(repr(action), observations[turn + 1], is_last),
+            reward=float(rewards[turn]),
+            logp=float(np.mean(logps)) if len(logps) else 0.0,
+            is_last=is_last,
+            data=before,
+        )
+
+
+class GroupTrees:
+    """Trees of the groups that are being sampled: one episode of each at a time.
+
+    The place of a group's next episode depends on its earlier episodes alone.
+
+    Args:
+        rule: Chooses where a tree grows.
+    """
+
+    def __init__(self, rule: TreeRule) -> None:
+        self._rule = rule
+        self._roots: dict[int, TreePlace] = {}
+        self._paths: dict[int, list[TreeTurn]] = {}
+
+    def next_place(self, group: int) -> Place | None:
+        """Return the place at which a group's next episode begins; None: the prompt.
+
+        A simulation that ends in the tree samples nothing: it is counted, and the next
+        one is tried. A tree that has nothing left to sample begins at the prompt again.
+
+        Args:
+            group: Id of the group.
+        """
+        root = self._roots.setdefault(group, TreePlace())
+        for _ in range(MAX_REVISITS):
+            path = self._rule.path(root)
+            if not path or path[-1].after is not None:
+                self._paths[group] = path
+                return path[-1].data.place_after() if path else None
+            self._back_up(path)
+        self._paths[group] = []
+        return None
+
+    def add(self, group: int, episode: Any) -> None:
+        """Add the episode that began at the place last chosen, or at the prompt."""
+        root = self._roots.setdefault(group, TreePlace())
+        path = self._paths.pop(group, [])
+        grown = (path[-1].after if path else None) or root
+        before = path[-1].data if path else None
+        new = search_tree.add(grown, turns_of(episode, before))
+        self._back_up([*path, *new])
+
+    def end(self, group: int) -> None:
+        """Forget a group's tree."""
+        self._roots.pop(group, None)
+        self._paths.pop(group, None)
+
+    def _back_up(self, path: list[TreeTurn]) -> None:
+        search_tree.backup(path, self._rule.gamma, self._rule.backup)
