@@ -49,6 +49,8 @@ CASES = {
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),
     "colour_grid": ("sft={demonstrations: 200, lr: 1e-2}", *GROUPS),
+    "colour_grid_ppo": ("sft={demonstrations: 200, lr: 1e-2}",),
+    "vl_dac": (*LAKE, VALID, "training.critic_warmup_iters=1"),
     "deepretrieval": SEARCH,
     "glam": LAKE,
     "twosome": LAKE,
