@@ -15,6 +15,7 @@ from rllib_llm.env_runner.episode_limits import RolloutLimits, stop_reason
 from rllib_llm.env_runner.recorder import AgentState, check_reward, checked_success
 from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 from rllib_llm.errors import ConfigError, EnvContractError
+from rllib_llm.pictures.contract import stored
 
 _FINISHED = (StopReason.TERMINATED, StopReason.PARSE_ERROR)
 
@@ -59,6 +60,7 @@ class MultiAgentRecorder:
         self.env_t = 0
         self._ended: dict[str, bool] = {}  # agent to whether it was truncated
         self._final_observations: dict[str, Any] = {}  # of the agents in _ended
+        self._final_infos: dict[str, Any] = {}
         self._observed_at_end: set[str] = set()
 
     @property
@@ -114,10 +116,12 @@ class MultiAgentRecorder:
         )
         is_over = reply.is_over or by_limit
         observations = self._encoded(reply.observations)
+        infos = self._infos(reply)
         if is_over:
             # Final observations of ended agents are held back until here, because all
             # agents end together in RLlib's record.
             observations |= self._final_observations
+            infos |= self._final_infos
             self._observed_at_end = set(observations)
         self.episode.add_env_step(
             observations=observations,
@@ -126,7 +130,7 @@ class MultiAgentRecorder:
                 for s in acted
             },
             rewards=dict.fromkeys(self.action(), 0.0),  # _end sets them from the log
-            infos=self._infos(reply),
+            infos=infos,
             terminateds={"__all__": is_over},
             extra_model_outputs={
                 s.agent_id: {columns.TURN: s.turn, **s.outputs} for s in acted
@@ -196,6 +200,7 @@ class MultiAgentRecorder:
         self._ended |= dict.fromkeys(reply.terminated, False)
         self._ended |= dict.fromkeys(reply.truncated, True)
         self._final_observations |= self._encoded(reply.final_observations)
+        self._final_infos |= self._stored(reply.infos, reply.final_observations)
         if reply.success is not None:
             self.data.success = checked_success(reply.success, self.task)
         self.data.error = reply.error
@@ -222,7 +227,16 @@ class MultiAgentRecorder:
         return encoded
 
     def _infos(self, reply: MultiAgentStep) -> dict[str, Any]:
-        return {a: reply.infos.get(a, {}) for a in reply.observations}
+        return self._stored(reply.infos, reply.observations)
+
+    def _stored(
+        self, infos: Mapping[str, Any], agents: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return infos of agents, their pictures moved into each agent's own store."""
+        return {
+            agent: stored(self._agent_state(agent).data.pictures, infos.get(agent, {}))
+            for agent in agents
+        }
 
     def _agent_state(self, agent: str) -> AgentState:
         """Return the agent's state, created at its first observation or reward."""

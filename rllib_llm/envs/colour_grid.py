@@ -46,16 +46,10 @@ class ColourGrid(TextEnv):
         """
         require_int("cells", cells, 1, 4)
         require_int("size", size, 16, 256)
-        names = list(COLOURS)
-        while True:
-            drawn = rng.integers(len(names), size=(cells, cells))
-            row, column = (int(n) for n in rng.integers(cells, size=2))
-            key = f"{drawn.tolist()} {row} {column}"
-            if in_split(key, self.split):
-                break
-        self.right = names[drawn[row, column]]
+        drawn, row, column = draw_grid(rng, cells, self.split)
+        self.right = list(COLOURS)[drawn[row, column]]
         text = f"{PLACEHOLDER}\nColour of row {row + 1}, column {column + 1}?"
-        return TurnResult(text, images=[_picture(drawn, size, rng)])
+        return TurnResult(text, images=[grid_picture(drawn, size, rng)])
 
     def parse(self, completion: str) -> str | None:
         """Return the last colour that the text names."""
@@ -81,7 +75,18 @@ class ColourGrid(TextEnv):
         return list(COLOURS)
 
 
-def _picture(drawn: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+def draw_grid(
+    rng: np.random.Generator, cells: int, split: str
+) -> tuple[np.ndarray, int, int]:
+    """Return colour numbers of a split [cells, cells], and a cell's row and column."""
+    while True:
+        drawn = rng.integers(len(COLOURS), size=(cells, cells))
+        row, column = (int(n) for n in rng.integers(cells, size=2))
+        if in_split(f"{drawn.tolist()} {row} {column}", split):
+            return drawn, row, column
+
+
+def grid_picture(drawn: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
     """Return the picture of a grid of colour numbers. uint8 [size, size, 3]"""
     colours = np.array(list(COLOURS.values()), float)
     pixels = cell_picture(colours[drawn], size)

@@ -17,11 +17,12 @@ import gymnasium as gym
 import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
-from rllib_llm.data.types import StopReason
+from rllib_llm.data.types import StopReason, TurnResult
 from rllib_llm.envs.admissible import ADMISSIBLE
 from rllib_llm.envs.env_options import EnvOptions, is_finite
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
+from rllib_llm.pictures.contract import IMAGES, check_images
 
 # PettingZoo's api_test and parallel_api_test pass exactly these options to reset.
 _API_TEST_OPTIONS = {"options": 1}
@@ -119,7 +120,8 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         """Return everything new for ``agent`` since its last action, and the question.
 
         Called once for every turn of an agent, and once when it is truncated, on its
-        turn or not; there ``""`` means that nothing is new. For agents with
+        turn or not; there ``""`` means that nothing is new. A prompt with pictures is a
+        TurnResult, of which ``observation`` and ``images`` are read. For agents with
         :meth:`spaces_for` it returns their observation, and is called after every turn
         of any agent.
         """
@@ -420,6 +422,11 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
 
     def _text_for(self, agent: str, again: list[str]) -> str:
         text = self.format_hint if agent in again else self.prompt_for(agent)
+        if isinstance(text, TurnResult):
+            source = f"prompt_for({agent!r}) of {type(self).__name__}"
+            check_images(text.observation, text.images, source)
+            self.infos[agent][IMAGES] = list(text.images)
+            text = text.observation
         if not isinstance(text, str) or (agent in self.pending and not text):
             raise EnvContractError(
                 f"{type(self).__name__}.prompt_for({agent!r}) returned {text!r}; it "

@@ -11,6 +11,7 @@ from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter, MultiAgentStep
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.envs.transcript import Transcript
+from rllib_llm.pictures.contract import IMAGES
 
 _OVER = "(over)"
 
@@ -20,9 +21,10 @@ class OnePlayer(gym.Env):
 
     One step is one agent's turn: the observation is that of the next agent, the reward
     is the sum over all agents. ``info`` holds ``agent`` (the acting one), ``rewards``
-    (by agent), and in the last turn of a round the acting agent's own info. Scripts,
-    checks and transcripts for single-agent environments thus work on multi-agent ones.
-    Numeric agents act at random, seeded by the reset.
+    (by agent), the pictures of the observation, and in the last turn of a round the
+    acting agent's own info. Scripts, checks and transcripts for single-agent
+    environments thus work on multi-agent ones. Numeric agents act at random, seeded by
+    the reset.
 
     Args:
         env: The environment.
@@ -40,6 +42,7 @@ class OnePlayer(gym.Env):
         self.is_text_env = isinstance(inner, MultiAgentTextEnv)
         self._waiting: list[str] = []
         self._texts: dict[str, str] = {}
+        self._infos: dict[str, dict[str, Any]] = {}
         self._actions: dict[str, Any] = {}
         self._rng = np.random.default_rng(0)
 
@@ -60,7 +63,7 @@ class OnePlayer(gym.Env):
             # Another stream than the environment's, whose secrets it could guess.
             self._rng = np.random.default_rng([seed, 2])
         step = self._to_speakers(self.adapter.reset(seed=seed, options=options))
-        return self._show(step), {}
+        return self._show(step), self._shown_images()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Apply ``action`` as that of the next agent."""
@@ -69,6 +72,7 @@ class OnePlayer(gym.Env):
         info: dict[str, Any] = {"agent": agent, "rewards": [], "success": None}
         if self._waiting:
             # The round is incomplete: show the next agent its observation.
+            info |= self._shown_images()
             return self._texts[self.agent], 0.0, False, False, info
         actors = list(self._actions)
         step = self._to_speakers(self.adapter.step(self._actions))
@@ -80,7 +84,9 @@ class OnePlayer(gym.Env):
         truncated = step.is_over and bool(step.truncated)
         terminated = step.is_over and not truncated
         reward = float(sum(r for _, r in step.rewards))
-        return self._show(step), reward, terminated, truncated, info
+        info.pop(IMAGES, None)  # of the agent that acted
+        text = self._show(step)
+        return text, reward, terminated, truncated, info | self._shown_images()
 
     def expert_action(self, rng: np.random.Generator) -> str:
         """Return the game's expert action for the agent to act."""
@@ -120,12 +126,17 @@ class OnePlayer(gym.Env):
             if self.adapter.number_spaces(agent) is not None
         }
 
+    def _shown_images(self) -> dict[str, Any]:
+        """Return the pictures of the next agent's observation, if it has any."""
+        info = self._infos.get(self.agent, {}) if self._waiting else {}
+        return {IMAGES: info[IMAGES]} if IMAGES in info else {}
+
     def _show(self, step: MultiAgentStep) -> str:
         self._actions = self._draw(step)
         self._texts = {
             a: text for a, text in step.observations.items() if a not in self._actions
         }
-        self._waiting = list(self._texts)
+        self._waiting, self._infos = list(self._texts), step.infos
         return self._texts[self.agent] if self._waiting else _OVER
 
 

@@ -52,6 +52,7 @@ from rllib_llm.envs.adapters import (  # noqa: F401  (import libraries on demand
 )
 from rllib_llm.envs.games import (  # noqa: F401
     dilemma,
+    half_grids,
     negotiation,
     path_checker,
     referential,

@@ -12,6 +12,7 @@ from torch import nn
 
 from rllib_llm import compat
 from rllib_llm.errors import ModelError
+from rllib_llm.pictures.features import adapted_part
 from rllib_llm.pictures.spec import reads_pictures, refused_family
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def check_all_linear(model: nn.Module) -> None:
     Raises:
         ModelError: If the model has such tensors.
     """
-    fused = fused_experts(model)
+    fused = fused_experts(adapted_part(model))
     if not fused:
         return
     share = sum(fused.values()) / sum(math.prod(p.shape) for p in model.parameters())
@@ -106,7 +107,7 @@ def check_all_linear(model: nn.Module) -> None:
         f"{type(model).__name__} without adapters: {share:.0%} of its weights are in "
         f"tensors that are not linear layers ({', '.join(leaves)}). To adapt only the "
         "linear layers, list them: "
-        f"target_modules: [{', '.join(linear_layer_names(model))}]."
+        f"target_modules: [{', '.join(linear_layer_names(adapted_part(model)))}]."
     )
 
 

@@ -48,8 +48,8 @@ class CheckpointedModule(TorchRLModule):
     ) -> dict[str, torch.Tensor]:
         """Return the tensors to sync and save, each once (including tied weights).
 
-        Under LoRA these are the adapters (and the critic): the base is frozen. Tensors
-        of a sharded module are shards.
+        Under LoRA these are the adapters (and the critic, and a trained vision tower):
+        the base is frozen. Tensors of a sharded module are shards.
         """
         # Gathered parameters would be read, and written to, in place of the shards.
         reshard(self)
@@ -60,7 +60,7 @@ class CheckpointedModule(TorchRLModule):
             tensors = {
                 n: t
                 for n, t in tensors.items()
-                if is_adapter(n) or n.startswith(CRITIC)
+                if is_adapter(n) or n.startswith(CRITIC) or t.requires_grad
             }
         else:
             # Buffers that the model rebuilds (e.g. rotary frequencies) are not part of

@@ -10,6 +10,7 @@ from torch import nn
 
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules import loading
+from rllib_llm.pictures.features import vision_parameters
 from rllib_llm.pictures.spec import copy_processor
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ def save_policy(module: LLMRLModule, folder: Path, *, merged: bool) -> None:
             raise ConfigError(
                 "merged=False exports a LoRA adapter, but this policy was trained "
                 "without LoRA. Export it merged."
+            )
+        if any(p.requires_grad for p in vision_parameters(module.lm)):
+            raise ConfigError(
+                "merged=False exports a LoRA adapter alone, but this policy's vision "
+                "tower or projector was trained as well. Export it merged, or train "
+                "with language_model.freeze=['vision', 'projector']."
             )
         _save_adapter(module, folder)
     else:

@@ -213,7 +213,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         trunk = self.value_head.trunk
         if trunk is not None or embeddings is None:
             with self._autocast(batch[columns.INPUT_IDS].device):
-                embeddings = self._hidden(trunk or self.lm.base_model, batch)
+                embeddings = self._row_hidden(trunk or self.lm, batch)
         values = self.value_head(embeddings)
         packed = batch.get(columns.PACKED_ROWS)
         if packed is not None:
@@ -331,7 +331,12 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         return hidden, *scores
 
     def _row_hidden(self, lm: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the hidden states of rows, whose pictures are in their places."""
+        """Return the hidden states of rows, whose pictures are in their places.
+
+        Args:
+            lm: A language model, or the trunk of one.
+            batch: Rows.
+        """
         if self._pictures is None:
             return self._hidden(lm.base_model, batch)
         embeddings = row_embeddings(lm, batch, self._pictures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import weakref
 from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict, overload
@@ -14,6 +15,7 @@ from torch import nn
 from rllib_llm import compat
 from rllib_llm.errors import MissingExtraError, ModelError
 from rllib_llm.modules.architectures import check_all_linear, linear_layer_names
+from rllib_llm.pictures.features import adapted_part, vision_parameters
 from rllib_llm.schema import PositiveFloat, PositiveInt, require
 
 
@@ -53,6 +55,9 @@ def lora_settings(lora: dict[str, Any] | None) -> dict[str, Any] | None:
 def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
     """Inject LoRA adapters in place and freeze all other parameters.
 
+    A vision-language model gets them in its text part. Its tower and projector are
+    trained as they are, unless they are frozen already.
+
     Args:
         model: A causal language model.
         lora: ``rank``, ``alpha``, ``dropout``, ``target_modules`` (list of names or
@@ -71,15 +76,18 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
     except ImportError as error:
         raise MissingExtraError.for_extra("peft", "lora") from error
     settings = lora_settings(lora)
-    targets = settings["target_modules"]
+    targets, part = settings["target_modules"], adapted_part(model)
     if targets == "all-linear":
         check_all_linear(model)
-        targets = linear_layer_names(model)
+        targets = linear_layer_names(part)
+    vision = {id(p) for p in vision_parameters(model)}
+    trained = {id(p) for p in vision_parameters(model) if p.requires_grad}
     config = LoraConfig(
         r=settings["rank"],
         lora_alpha=settings["alpha"],
         lora_dropout=settings["dropout"],
         target_modules=targets,
+        exclude_modules=_outside(model, vision),
         # GPT-2's Conv1d stores the transposed weight, so PEFT needs this flag.
         fan_in_fan_out=any(
             isinstance(m, compat.conv1d_classes()) for m in model.modules()
@@ -92,15 +100,25 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
         raise ModelError(
             f"LoRA target_modules={settings['target_modules']!r} match no module of "
             f"{type(model).__name__}. Choose among its linear layers: "
-            f"{', '.join(linear_layer_names(model))}."
+            f"{', '.join(linear_layer_names(part))}."
         ) from error
     for name, parameter in model.named_parameters():
         # inject_adapter_in_model() does not freeze the other parameters.
-        parameter.requires_grad_(is_adapter(name))
+        parameter.requires_grad_(is_adapter(name) or id(parameter) in trained)
         if is_adapter(name):
             # In float32 for any dtype of the base: small updates vanish in bfloat16.
             parameter.data = parameter.data.float()
     return config
+
+
+def _outside(model: nn.Module, vision: set[int]) -> str | None:
+    """Return a pattern of the layers that hold parameters of the tower or projector."""
+    names = [
+        name
+        for name, module in model.named_modules()
+        if any(id(p) in vision for p in module.parameters(recurse=False))
+    ]
+    return "|".join(map(re.escape, names)) or None
 
 
 def is_adapter(parameter_name: str) -> bool:
@@ -153,7 +171,7 @@ def share_base(model: nn.Module, source: str, dtype: str) -> SharedBase:
     # object.
     base = _BASES.setdefault((source, dtype, device), SharedBase())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_adapter(name):
+        if is_adapter(name) or tensor.requires_grad:  # e.g. a trained vision tower
             continue
         # PEFT wraps adapted layers, so the same weight has two names.
         plain = name.replace(".base_layer.", ".")

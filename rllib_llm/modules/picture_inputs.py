@@ -21,7 +21,7 @@ def row_embeddings(lm: nn.Module, batch: Mapping[str, Any], spec: Any) -> Tensor
     Each picture is computed once, also where several rows show it.
 
     Args:
-        lm: The language model.
+        lm: The language model, or its trunk.
         batch: Rows.
         spec: The model's ImageSpec; None for a model of text.
 

@@ -36,6 +36,11 @@ def text_trunk(lm: nn.Module) -> nn.Module:
     return trunk
 
 
+def adapted_part(lm: nn.Module) -> nn.Module:
+    """Return the part of a model that LoRA adapts: its text part, or all of it."""
+    return text_trunk(lm) if has_vision(lm) else lm
+
+
 def part_parameters(lm: nn.Module, part: FrozenPart) -> Iterator[nn.Parameter]:
     """Yield the parameters of a part of a vision-language model."""
     family = FAMILIES[lm.config.model_type]
@@ -53,8 +58,14 @@ def freeze(lm: nn.Module, parts: Iterable[FrozenPart]) -> None:
 
 def is_vision_trained(lm: nn.Module) -> bool:
     """Return whether training changes the features of a picture."""
-    parts: tuple[FrozenPart, ...] = ("vision", "projector")
-    return any(p.requires_grad for part in parts for p in part_parameters(lm, part))
+    return any(p.requires_grad for p in vision_parameters(lm))
+
+
+def vision_parameters(lm: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of tower and projector; none of a model of text."""
+    if not has_vision(lm):
+        return []
+    return [*part_parameters(lm, "vision"), *part_parameters(lm, "projector")]
 
 
 def text_view(lm: nn.Module) -> nn.Module:

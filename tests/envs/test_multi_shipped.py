@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from gymnasium.utils.env_checker import data_equivalence
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 
 from rllib_llm.envs import (
@@ -23,6 +24,7 @@ from rllib_llm.errors import ConfigError
 
 GAMES = [
     "dilemma-v0",
+    "half_grids-v0",
     "negotiation-v0",
     "path_checker-v0",
     "referential-v0",
@@ -40,7 +42,7 @@ EXPERTS_EARN = {
     "simulated_search-v0": 1.0,
 }
 HELD_OUT = [
-    *("negotiation-v0", "path_checker-v0", "referential-v0"),
+    *("half_grids-v0", "negotiation-v0", "path_checker-v0", "referential-v0"),
     *("service_talk-v0", "simulated_search-v0"),
 ]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -114,6 +116,9 @@ def test_splits_are_disjoint_and_both_varied(name):
                 seen.add(str(env.pool))
             elif name == "path_checker-v0":
                 seen.add(str(sorted(env.walls)))
+            elif name == "half_grids-v0":
+                halves = [env.halves[agent].tobytes() for agent in env.agents]
+                seen.add((env.question, *halves))
             elif name == "simulated_search-v0":
                 seen.add(env.fact.entity)
             elif name == "service_talk-v0":
@@ -170,7 +175,7 @@ def test_class_and_instance_pickle(name):
     assert pickle.loads(pickle.dumps(TEXT_ENVS.get(name))) is TEXT_ENVS.get(name)
     env = make_env(name)
     env.reset(seed=3)
-    assert pickle.loads(pickle.dumps(env)).last() == env.last()
+    assert data_equivalence(pickle.loads(pickle.dumps(env)).last(), env.last())
 
 
 @pytest.mark.parametrize(
@@ -197,6 +202,8 @@ def test_class_and_instance_pickle(name):
         ("simulated_search-v0", {"engine": "web"}),
         ("second_try-v0", {"bonus": -0.5}),
         ("second_try-v0", {"task": "team-v0"}),
+        ("half_grids-v0", {"cells": 3}),
+        ("half_grids-v0", {"size": 8}),
         ("dilemma-v0", {"min_rounds": 0}),
         ("dilemma-v0", {"max_rounds": 2}),
         ("dilemma-v0", {"temptation": 6.0}),

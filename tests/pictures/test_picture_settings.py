@@ -30,12 +30,12 @@ def grpo(section, **settings):
     return getattr(config_of(), section)(**settings)
 
 
-@pytest.mark.parametrize("kind", [GRPOConfig, SFTConfig])
+@pytest.mark.parametrize("kind", [GRPOConfig, LLMPPOConfig, SFTConfig])
 def test_algorithms_that_carry_pictures_are_accepted(kind):
     config_of(kind).validate()
 
 
-@pytest.mark.parametrize("kind", [LLMPPOConfig, PrefConfig, RewardModelConfig])
+@pytest.mark.parametrize("kind", [PrefConfig, RewardModelConfig])
 def test_algorithms_that_do_not_are_refused(kind):
     config = config_of(kind)
     name = kind.__name__.removesuffix("Config")
@@ -57,7 +57,6 @@ def test_algorithms_of_several_agents_are_refused(kind):
         (lambda: grpo("generation", engine="vllm"), "generation.engine='vllm'"),
         (lambda: grpo("generation", head="score"), "generation.head='score'"),
         (lambda: config_of(history="rerender"), "language_model.history='rerender'"),
-        (lambda: config_of(lora={"rank": 2}), "language_model.lora"),
         (lambda: config_of(compile="eager"), "language_model.compile='eager'"),
         (lambda: grpo("training", packing=True), "training.packing=True"),
         (lambda: grpo("rollouts", save_episodes=True), "rollouts.save_episodes=True"),
@@ -66,9 +65,10 @@ def test_algorithms_of_several_agents_are_refused(kind):
             lambda: grpo("replay", episodes_per_iteration=8),
             "replay.episodes_per_iteration=8",
         ),
+        (lambda: grpo("rollouts", fork={"name": "arpo"}), "rollouts.fork"),
         (
-            lambda: grpo("rollouts", fork={"name": "arpo"}),
-            "rollouts.fork",
+            lambda: config_of(LLMPPOConfig).scorer(loss="outcome"),
+            "scorer.loss='outcome'",
         ),
     ],
 )

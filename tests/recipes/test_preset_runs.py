@@ -53,6 +53,8 @@ CASES = {
     "colour_grid": ("sft={demonstrations: 200, lr: 1e-2}", *GROUPS),
     "canvas_pictures": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
     "sokoban_pictures": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
+    "colour_grid_ppo": ("sft={demonstrations: 200, lr: 1e-2}",),
+    "vl_dac": (*LAKE, VALID, "training.critic_warmup_iters=1"),
     "deepretrieval": SEARCH,
     "glam": LAKE,
     "twosome": LAKE,

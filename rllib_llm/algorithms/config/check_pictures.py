@@ -13,7 +13,7 @@ from rllib_llm.pictures.spec import image_spec
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
-_ALGORITHMS = ("GRPO", "SFT")
+_ALGORITHMS = ("GRPO", "LLMPPO", "SFT")
 
 
 def reads_pictures(config: LLMConfig) -> bool:
@@ -53,7 +53,15 @@ def validate_pictures(config: LLMConfig) -> None:
     if name not in _ALGORITHMS:
         raise ConfigError(
             f"{name} does not carry pictures, and {config.lm_model!r} reads them. Use "
-            f"{' or '.join(_ALGORITHMS)}, or a model of text (docs/pictures.md)."
+            f"{', '.join(_ALGORITHMS)}, or a model of text (docs/pictures.md)."
+        )
+    frozen = config.resolved_freeze()
+    if config.lm_lora and config.uses_reference and len(frozen) < 2:
+        raise ConfigError(
+            f"language_model.freeze={frozen} trains a part of {config.lm_model!r} "
+            "beside its adapters, but the reference policy (ref_kl_coeff, or a "
+            "component) is the model without adapters, which changes with it. Set "
+            "freeze to ['vision', 'projector'], or lora to null."
         )
     for setting, value, remedy in _unsupported(config):
         raise ConfigError(
@@ -70,7 +78,6 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
     runner = config.env_runner_cls
     is_stock = runner is not None and not issubclass(runner, LLMEnvRunner)
     settings: list[tuple[bool, str, object, str]] = [
-        (config.is_multi_agent, "multi_agent", config.module_ids, leave_out),
         (is_stock, "env_runner_cls", runner, leave_out),
         (
             config.generation_engine != "torch",
@@ -94,7 +101,6 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
         (config.candidates > 1, "rollouts.candidates", config.candidates, leave_out),
     ]
     for setting, attribute in (
-        ("language_model.lora", "lm_lora"),
         ("language_model.compile", "lm_compile"),
         ("training.packing", "packing"),
         ("training.ref_model", "ref_model"),
@@ -104,6 +110,7 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
         ("rollouts.fork", "fork"),
         ("replay.episodes_per_iteration", "replay_episodes_per_iteration"),
         ("data.files", "data_files"),
+        ("scorer.loss", "scorer_loss"),
     ):
         value = getattr(config, attribute, None)
         settings.append((bool(value), setting, value, leave_out))

@@ -159,7 +159,7 @@ class DerivedSettings(
             return []  # a random tower, or a model of text
         if not self.chat_renderer().pictures:
             return []
-        return ["vision"]
+        return ["vision", "projector"] if self.lm_lora else ["vision"]
 
     def sampling_params(self, *, explore: bool) -> dict[str, Any]:
         """Return the SamplingParams keywords that do not depend on the request."""

@@ -71,8 +71,8 @@ class LanguageModelSettings(DeclaredSettings):
     lm_freeze: list[FrozenPart] | None = setting(
         None,
         """Parts of a vision-language model that are not trained: ``vision`` (its tower)
-        and ``projector``. None: the tower of a checkpoint, nothing of ``tiny-vlm``,
-        whose tower is random.""",
+        and ``projector``. None: the tower of a checkpoint, and under LoRA its
+        projector; nothing of ``tiny-vlm``, whose tower is random.""",
     )
     lm_value_head: Literal["mlp", "linear"] = setting(
         "mlp", '"mlp" or "linear" (algorithms with a critic).'

@@ -137,11 +137,13 @@ def _tiny_defaults(model: str) -> TinySizes:
 
 
 def _model_settings(config: LLMConfig, with_head: bool) -> dict[str, Any]:
-    settings = {
+    settings: dict[str, Any] = {
         "model": config.lm_model,
         "tiny": {**_tiny_defaults(config.lm_model), **config.lm_tiny},
         "lora": lora_settings(config.lm_lora),
     }
+    if config.lm_lora:  # a checkpoint holds the parts that are trained beside adapters
+        settings["freeze"] = config.resolved_freeze()
     if with_head:
         settings |= {
             "value_head": config.lm_value_head,

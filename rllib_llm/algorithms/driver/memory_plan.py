@@ -15,6 +15,7 @@ from rllib_llm.modules.architectures import auto_class, read_config
 from rllib_llm.modules.lora import add_lora
 from rllib_llm.modules.sharding import decoder_layers, stays_whole
 from rllib_llm.modules.value_head import ValueHead
+from rllib_llm.pictures.features import freeze
 
 if TYPE_CHECKING:
     from torch import nn
@@ -143,6 +144,7 @@ def _skeleton(settings: dict[str, Any]) -> tuple[Any, Any]:
         lm = auto_class(model_config).from_config(
             model_config, dtype=loading.DTYPES[settings["dtype"]]
         )
+        freeze(lm, settings.get("freeze") or ())
         if settings["lora"]:
             add_lora(lm, settings["lora"])
         if settings["value_head"] is None:

@@ -1,0 +1,235 @@
+"""Several agents that see different pictures: sampling, rows, updates, checks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from picture_helpers import picture
+from picture_runs import MISMATCH, TINY
+
+from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm.algorithms.config.preflight import preflight
+from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.types import TurnResult
+from rllib_llm.envs import MultiAgentAdapter, MultiAgentTextEnv, Outcome, make_env
+from rllib_llm.envs.one_player import OnePlayer
+from rllib_llm.envs.transcript import expert_policy, play
+from rllib_llm.errors import EnvContractError
+from rllib_llm.offline.prepare_model import prepare_language_model
+from rllib_llm.pictures.contract import digest
+from rllib_llm.pictures.features import fit
+from rllib_llm.recipes import load_recipe
+from rllib_llm.transcripts.collector import read_result
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+POLICIES = {"alice_0": "alice", "bob_0": "bob"}
+LOOKERS = {"ann_0": "ann", "ben_0": "ben"}
+
+
+class Lookers(MultiAgentTextEnv):
+    """Two agents look at pictures of their own until the game is truncated."""
+
+    possible_agents = ["ann_0", "ben_0"]
+    max_turns = 3
+    has_success = False
+
+    def start(self, rng):
+        self.first = int(rng.integers(1000))
+
+    def prompt_for(self, agent):
+        number = self.first + 10 * self.turn + self.possible_agents.index(agent)
+        return TurnResult("<image> What?", images=[picture(number)])
+
+    def parse(self, agent, text):
+        return text or "nothing"
+
+    def apply(self, agent, action):
+        return Outcome({agent: float(len(action) % 2)})
+
+
+def config_of(kind=GRPOConfig, env="half_grids-v0", policies=POLICIES, **model):
+    rollouts = {"episodes_per_iteration": 8}
+    if kind is GRPOConfig:
+        rollouts |= {"group_size": 4}
+        extra = {"drop_zero_variance_groups": False}
+    else:
+        extra = {}
+    return (
+        kind()
+        .environment(env)
+        .language_model(**{"model": "tiny-vlm", "tiny": TINY, **model})
+        .generation(max_new_tokens=3)
+        .rollouts(**rollouts)
+        .training(lr=1e-2, **extra)
+        .env_runners(num_envs_per_env_runner=8)
+        .multi_agent(
+            policies=sorted(set(policies.values())), policy_mapping_fn=policies
+        )
+        .debugging(seed=3)
+    )
+
+
+def sampled(algo, count=4):
+    tasks = algo.config.build_task_source().next_groups(count)
+    return algo.env_runner.sample(tasks=tasks)
+
+
+def halves_of(episode):
+    """Return the halves of an episode's picture by agent, from the environment."""
+    task = episode_data(episode).task
+    env = make_env("half_grids-v0")
+    env.reset(seed=task.seed, options=task.options or None)
+    return env.halves
+
+
+def weights_of(algo, policy):
+    module = algo.learner_group._learner.module[policy].unwrapped()
+    return {n: p.detach().clone() for n, p in module.named_parameters()}
+
+
+def test_each_policys_rows_hold_its_own_pictures():
+    algo = config_of().build_algo()
+    episodes = sampled(algo)
+    learner = algo.learner_group._learner
+    batch = learner._make_batch_if_necessary(
+        training_data=LLMTrainingData(episodes=episodes)
+    )
+    algo.stop()
+    expected = {"alice": set(), "bob": set()}
+    for episode in episodes:
+        halves = halves_of(episode)
+        for agent, part in episode.agent_episodes.items():
+            data = episode_data(part)
+            assert list(data.pictures) == [digest(halves[agent])]
+            assert [ref.digest for ref in data.images] == list(data.pictures)
+            # RLlib's record holds digests in the place of pixels.
+            assert part.get_infos(0)["images"] == list(data.pictures)
+            expected[part.module_id].add(fit(halves[agent], 32).tobytes())
+    assert all(expected.values()) and not expected["alice"] & expected["bob"]
+    for policy, rows in batch.policy_batches.items():
+        starts = np.asarray(rows[columns.PICTURE_STARTS].cpu())
+        assert (starts >= 0).sum(1).tolist() == [1] * len(starts)
+        pixels = rows[columns.PICTURES].pixels
+        index = np.asarray(rows[columns.PICTURE_INDEX].cpu())[:, 0]
+        assert {pixels[i].tobytes() for i in index} == expected[policy]
+
+
+@pytest.mark.parametrize(
+    ("kind", "policies", "model"),
+    [
+        (GRPOConfig, LOOKERS, {}),
+        (GRPOConfig, dict.fromkeys(LOOKERS, "both"), {}),
+        (GRPOConfig, LOOKERS, {"lora": {"rank": 2}, "freeze": []}),
+        (LLMPPOConfig, LOOKERS, {}),
+    ],
+)
+def test_sampler_and_learner_agree_for_every_policy(kind, policies, model):
+    algo = config_of(kind, Lookers, policies, **model).build_algo()
+    names = set(policies.values())
+    before = {n: weights_of(algo, n) for n in names}
+    results = [algo.train() for _ in range(2)]
+    after = {n: weights_of(algo, n) for n in names}
+    algo.stop()
+    for name in names:
+        assert all(r["learners"][name][MISMATCH] < 1e-5 for r in results)
+        old, new = before[name], after[name]
+        changed = [n for n, p in old.items() if not torch.equal(p, new[n])]
+        if (
+            kind is LLMPPOConfig or len(names) == 1
+        ):  # groups of equal returns teach none
+            assert any("vision_model" in n for n in changed)
+
+
+def test_a_resumed_run_continues_to_the_bit(tmp_path):
+    algo = config_of(LLMPPOConfig, Lookers, LOOKERS).build_algo()
+    algo.train()
+    algo.save_to_path(tmp_path / "one")
+    algo.train()
+    expected = {n: weights_of(algo, n) for n in ("ann", "ben")}
+    algo.stop()
+    again = type(algo).from_checkpoint(tmp_path / "one")
+    again.train()
+    for name, tensors in expected.items():
+        resumed = weights_of(again, name)
+        assert all(torch.equal(tensors[n], resumed[n]) for n in tensors)
+    again.stop()
+
+
+def test_last_prompts_of_truncated_agents_have_their_pictures():
+    config = config_of(LLMPPOConfig, Lookers, LOOKERS)
+    algo = config.rollouts(stop_policies={"max_turns": "bootstrap"}).build_algo()
+    episodes = sampled(algo)
+    for episode in episodes:
+        # ann acts in turns 0 and 2, ben in turn 1; the game is cut before turn 3.
+        for index, part in enumerate(episode.agent_episodes.values()):
+            data = episode_data(part)
+            (shown,) = data.prompt.images
+            first = episode_data(part).task.seed
+            env = Lookers()
+            env.reset(seed=first)
+            last = picture(env.first + 30 + index)
+            assert shown.digest == digest(last)
+            np.testing.assert_array_equal(data.pictures[shown.digest], last)
+    result = algo.train()
+    algo.stop()
+    assert all(result["learners"][n][MISMATCH] < 1e-5 for n in ("ann", "ben"))
+
+
+def test_demonstrations_and_transcripts_show_each_agents_picture():
+    config = config_of().sft(demonstrations=200, minibatch_size=4, lr=1e-2)
+    algo = config.build_algo()
+    records = read_result(algo.train())
+    algo.stop()
+    shown = [[i["digest"] for t in r["turns"] for i in t["images"]] for r in records]
+    # An invalid word of alice's ends a game before bob's turn.
+    assert {len(set(names)) for names in shown} >= {2}
+    assert all(
+        len(set(names)) == len(r["turns"])
+        for names, r in zip(shown, records, strict=True)
+    )
+
+
+def test_the_preset_trains_both_policies():
+    overrides = (
+        "language_model.tiny={hidden_size: 32, intermediate_size: 64}",
+        "env_runners.num_envs_per_env_runner=16",
+        "rollouts.episodes_per_iteration=16",
+        "training.minibatch_size=8",
+        "training.drop_zero_variance_groups=false",
+        "sft={demonstrations: 400, lr: 1e-2}",
+        "evaluation.evaluation_interval=null",
+    )
+    algo = load_recipe("half_grids", overrides).build_config().build_algo()
+    result = algo.train()
+    algo.stop()
+    for name in ("alice", "bob"):
+        assert result["learners"][name]["num_trained_tokens"] > 0
+        assert result["learners"][name][MISMATCH] < 1e-5
+
+
+def test_one_player_shows_the_next_agents_picture():
+    env = OnePlayer(MultiAgentAdapter(make_env("half_grids-v0")))
+    transcript = play(env, 5, expert_policy)
+    halves = env.adapter.unwrapped.halves
+    expected = [[digest(halves[a])] for a in ("alice_0", "bob_0")]
+    assert transcript.pictures == [*expected, []]
+
+
+def test_a_model_of_text_is_refused_before_training():
+    config = config_of(model="tiny", tiny={"hidden_size": 32})
+    config.validate()
+    config.resolved_model = prepare_language_model(config)
+    with pytest.raises(EnvContractError, match="reads text alone"):
+        preflight(config)
+
+
+def test_another_number_of_placeholders_than_of_pictures_is_refused():
+    class Wrong(Lookers):
+        def prompt_for(self, agent):
+            return TurnResult("<image> <image>", images=[picture(1)])
+
+    with pytest.raises(EnvContractError, match="prompt_for.'ann_0'.*1 pictures"):
+        Wrong().reset(seed=0)
