@@ -50,7 +50,11 @@ CASES = {
     "practitioners_guide": (*LAKE, *GROUPS),
     "colour_grid": ("sft={demonstrations: 200, lr: 1e-2}", *GROUPS),
     "canvas_pictures": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
-    "sokoban_pictures": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
+    "sokoban_pictures": (
+        "sft={demonstrations: 300, lr: 1e-2}",
+        "env_config={size: 3, depth: 1, max_turns: 10}",
+        *GROUPS,
+    ),
     "deepretrieval": SEARCH,
     "glam": LAKE,
     "twosome": LAKE,
