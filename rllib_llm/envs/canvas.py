@@ -16,37 +16,13 @@ from rllib_llm.envs.text_env import TextEnv, in_split
 _PATTERN = re.compile(r"\bswap[ \t]+([0-9]{1,2})[ \t]+([0-9]{1,2})\b", re.IGNORECASE)
 
 
-@register_text_env("canvas-v0")
-class Canvas(TextEnv):
-    """Swap tiles of two letters until they read on as the alphabet. Return 1 then.
-
-    A text version of the jigsaws on which vision-language models are trained.
-    Arrangements are split into train and test by their hash.
-    """
+class Jigsaw(TextEnv):
+    """Swaps of tiles until they are in order; subclasses draw and show them."""
 
     max_turns = 5
     format_hint = "Please answer as 'swap 1 3'."
-
-    def start(self, rng: np.random.Generator, tiles: int = 4) -> str:
-        """Draw the letters and the order of the tiles.
-
-        Args:
-            rng: Generator of both.
-            tiles: Number of tiles, in [3, 9].
-        """
-        require_int("tiles", tiles, 3, 9)
-        while True:
-            first = int(rng.integers(len(string.ascii_lowercase) - 2 * tiles + 1))
-            letters = string.ascii_lowercase[first : first + 2 * tiles]
-            self.whole = [letters[2 * i : 2 * i + 2] for i in range(tiles)]
-            self.tiles = [self.whole[i] for i in rng.permutation(tiles)]
-            drawn = " ".join(self.tiles)
-            if self.tiles != self.whole and in_split(drawn, self.split):
-                break
-        return (
-            "Swap tiles until the letters are in the order of the alphabet. "
-            f"Answer as 'swap 1 3'.\n{self._shown()}"
-        )
+    whole: list[str]
+    tiles: list[str]
 
     def parse(self, completion: str) -> tuple[int, int] | None:
         """Return the tiles of the last ``swap <n> <m>``, counted from 0."""
@@ -85,3 +61,33 @@ class Canvas(TextEnv):
 
     def _shown(self) -> str:
         return " ".join(f"{i + 1}:{tile}" for i, tile in enumerate(self.tiles))
+
+
+@register_text_env("canvas-v0")
+class Canvas(Jigsaw):
+    """Swap tiles of two letters until they read on as the alphabet. Return 1 then.
+
+    A text version of the jigsaws on which vision-language models are trained.
+    Arrangements are split into train and test by their hash.
+    """
+
+    def start(self, rng: np.random.Generator, tiles: int = 4) -> str:
+        """Draw the letters and the order of the tiles.
+
+        Args:
+            rng: Generator of both.
+            tiles: Number of tiles, in [3, 9].
+        """
+        require_int("tiles", tiles, 3, 9)
+        while True:
+            first = int(rng.integers(len(string.ascii_lowercase) - 2 * tiles + 1))
+            letters = string.ascii_lowercase[first : first + 2 * tiles]
+            self.whole = [letters[2 * i : 2 * i + 2] for i in range(tiles)]
+            self.tiles = [self.whole[i] for i in rng.permutation(tiles)]
+            drawn = " ".join(self.tiles)
+            if self.tiles != self.whole and in_split(drawn, self.split):
+                break
+        return (
+            "Swap tiles until the letters are in the order of the alphabet. "
+            f"Answer as 'swap 1 3'.\n{self._shown()}"
+        )

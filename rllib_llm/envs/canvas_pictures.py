@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rllib_llm.data.types import TurnResult
-from rllib_llm.envs.canvas import Canvas
+from rllib_llm.envs.canvas import Jigsaw
 from rllib_llm.envs.parsing import require_int
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import in_split
@@ -13,7 +13,7 @@ from rllib_llm.pictures.contract import PLACEHOLDER
 
 
 @register_text_env("canvas_pictures-v0")
-class CanvasPictures(Canvas):
+class CanvasPictures(Jigsaw):
     """Swap the tiles of a picture until red and green grow evenly. Return 1 then.
 
     Actions, rewards and infos are those of ``canvas-v0``, in which letters stand for

@@ -95,62 +95,30 @@ def _offset(start: Cell, end: Cell) -> str:
     return " ".join(f"{abs(n)} {p if n > 0 else m}" for n, p, m in parts if n) or "here"
 
 
-@register_text_env("sokoban-v0")
-class Sokoban(TextEnv):
-    """Push all boxes onto targets, one move per turn. Return 1 if solved.
-
-    Levels always have a solution of at most ``max_turns`` moves, no box starts on a
-    target, and levels are split into train and test by their hash. A box in a corner
-    cannot be moved again; the episode then runs until ``max_turns``. The outer walls
-    are not shown, because they would more than double the text.
-    """
+class SokobanLevels(TextEnv):
+    """Moves, rewards and levels of Sokoban; subclasses show the level."""
 
     max_turns = 12
     format_hint = MOVE_FORMAT
 
-    def start(
+    def begin(
         self,
         rng: np.random.Generator,
-        size: int = 4,
-        boxes: int = 1,
-        walls: int = 0,
-        depth: int = 3,
-        box_reward: float = 0.0,
-        step_reward: float = 0.0,
-        observation: str = "grid",
-    ) -> str:
-        """Draw a level.
-
-        Args:
-            rng: Generator of the level.
-            size: Number of rows and columns inside of the outer walls, in [3, 10].
-            boxes: Number of boxes, in [1, 4].
-            walls: Number of inner walls, in [0, 20].
-            depth: Number of pulls backwards from the solution, in [1, 50]. More pulls
-                make longer solutions.
-            box_reward: Reward for each box pushed onto a target, subtracted when it
-                leaves. RAGEN (arXiv:2504.20073) uses 1, with ``step_reward`` -0.1.
-            step_reward: Reward of every valid move.
-            observation: ``"grid"``, a picture of the level, or ``"directions"``: the
-                way from the player to each box and from there to each target, in words,
-                which is shorter and easier for small models.
-        """
+        size: int,
+        boxes: int,
+        walls: int,
+        depth: int,
+        box_reward: float,
+        step_reward: float,
+    ) -> None:
+        """Draw a level; see :meth:`Sokoban.start`."""
         require_int("size", size, 3, 10)
         require_int("boxes", boxes, 1, 4)
         require_int("walls", walls, 0, 20)
         require_int("depth", depth, 1, 50)
         self.box_reward = require_float("box_reward", box_reward, -100, 100)
         self.step_reward = require_float("step_reward", step_reward, -100, 100)
-        self.observation = require_choice(
-            "observation", observation, ("grid", "directions")
-        )
         self.level = self._draw(rng, size, boxes, walls, depth)
-        legend = "P you, X box, T target"
-        if self.observation == "grid":
-            legend += ", _ floor, + you on target"
-            legend += ", * box on target" if boxes > 1 else ""
-        legend += ", # wall" if walls else ""
-        return f"{self._show()}\n{legend}. Push X to T. {MOVE_FORMAT}"
 
     def parse(self, completion: str) -> str | None:
         """Return the last ``go <direction>``."""
@@ -183,8 +151,7 @@ class Sokoban(TextEnv):
         return [f"go {move}" for move in MOVES]
 
     def _show(self) -> str:
-        in_grid = self.observation == "grid"
-        return str(self.level) if in_grid else self.level.directions
+        return str(self.level)
 
     def _draw(
         self, rng: np.random.Generator, size: int, boxes: int, walls: int, depth: int
@@ -208,6 +175,59 @@ class Sokoban(TextEnv):
             f"max_turns={self.max_turns}. Raise max_turns, or lower depth, walls or "
             "boxes."
         )
+
+
+@register_text_env("sokoban-v0")
+class Sokoban(SokobanLevels):
+    """Push all boxes onto targets, one move per turn. Return 1 if solved.
+
+    Levels always have a solution of at most ``max_turns`` moves, no box starts on a
+    target, and levels are split into train and test by their hash. A box in a corner
+    cannot be moved again; the episode then runs until ``max_turns``. The outer walls
+    are not shown, because they would more than double the text.
+    """
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        size: int = 4,
+        boxes: int = 1,
+        walls: int = 0,
+        depth: int = 3,
+        box_reward: float = 0.0,
+        step_reward: float = 0.0,
+        observation: str = "grid",
+    ) -> str:
+        """Draw a level.
+
+        Args:
+            rng: Generator of the level.
+            size: Number of rows and columns inside of the outer walls, in [3, 10].
+            boxes: Number of boxes, in [1, 4].
+            walls: Number of inner walls, in [0, 20].
+            depth: Number of pulls backwards from the solution, in [1, 50]. More pulls
+                make longer solutions.
+            box_reward: Reward for each box pushed onto a target, subtracted when it
+                leaves. RAGEN (arXiv:2504.20073) uses 1, with ``step_reward`` -0.1.
+            step_reward: Reward of every valid move.
+            observation: ``"grid"``, a picture of the level, or ``"directions"``: the
+                way from the player to each box and from there to each target, in words,
+                which is shorter and easier for small models.
+        """
+        self.observation = require_choice(
+            "observation", observation, ("grid", "directions")
+        )
+        self.begin(rng, size, boxes, walls, depth, box_reward, step_reward)
+        legend = "P you, X box, T target"
+        if self.observation == "grid":
+            legend += ", _ floor, + you on target"
+            legend += ", * box on target" if boxes > 1 else ""
+        legend += ", # wall" if walls else ""
+        return f"{self._show()}\n{legend}. Push X to T. {MOVE_FORMAT}"
+
+    def _show(self) -> str:
+        in_grid = self.observation == "grid"
+        return str(self.level) if in_grid else self.level.directions
 
 
 def draw_level(

@@ -8,7 +8,7 @@ from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.grid import MOVE_FORMAT
 from rllib_llm.envs.parsing import require_int
 from rllib_llm.envs.registry import register_text_env
-from rllib_llm.envs.sokoban import Sokoban
+from rllib_llm.envs.sokoban import SokobanLevels
 from rllib_llm.pictures.cells import cell_picture
 from rllib_llm.pictures.contract import PLACEHOLDER
 
@@ -25,7 +25,7 @@ _COLOURS = {
 
 
 @register_text_env("sokoban_pictures-v0")
-class SokobanPictures(Sokoban):
+class SokobanPictures(SokobanLevels):
     """Push all boxes onto targets by pictures of the level. Return 1 if solved.
 
     Levels, moves, splits and rewards are those of ``sokoban-v0``, seed by seed. Each
@@ -58,7 +58,7 @@ class SokobanPictures(Sokoban):
         """
         require_int("size", size, 3, 10)
         self.pixels = require_int("pixels", pixels, max(16, 2 * size), 512)
-        super().start(rng, size, boxes, walls, depth, box_reward, step_reward)
+        self.begin(rng, size, boxes, walls, depth, box_reward, step_reward)
         legend = "Red is you, brown a box, green its target, purple you on it"
         legend += ", blue a box on it" if boxes > 1 else ""
         legend += ", black a wall" if walls else ""

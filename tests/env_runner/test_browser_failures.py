@@ -28,8 +28,11 @@ except MissingExtraError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 
+ARMED = "armed"
+
+
 class Doomed(MiniWob):
-    """Does what the expert says, and kills its browser once per page."""
+    """Does what the expert says; kills its browser once per page, if it is armed."""
 
     folder: str
 
@@ -42,13 +45,15 @@ class Doomed(MiniWob):
 
     def reply(self, action):
         mark = Path(self.folder) / str(self._game[1])
-        if not mark.exists():
+        if (Path(self.folder) / ARMED).exists() and not mark.exists():
             mark.touch()
             os.killpg(self._pages.browser.pid, signal.SIGKILL)
         return super().reply(action)
 
 
 def test_no_demonstration_is_lost(tmp_path):
+    (tmp_path / ARMED).touch()
+
     def made():
         return Doomed({"folder": str(tmp_path)})
 
@@ -56,14 +61,15 @@ def test_no_demonstration_is_lost(tmp_path):
         made, 4, seed=0, mistake_rate=0.0, most_envs=2, max_retries=2
     )
     assert [demo.success for demo in demos] == [True] * 4
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 1 + 4
 
 
 def test_no_episode_is_lost(tmp_path):
     runner = make_runner(
         Doomed, env_config={"folder": str(tmp_path)}, slots=2, step_timeout_s=120.0
     )
+    (tmp_path / ARMED).touch()  # not before: the tokenizer's texts take 300 episodes
     episodes = runner.sample(num_episodes=4)
     assert [e.get_return() for e in episodes] == [1.0] * 4
-    assert not runner.failures and len(list(tmp_path.iterdir())) == 4
+    assert not runner.failures and len(list(tmp_path.iterdir())) == 1 + 4
     runner.stop()

@@ -53,7 +53,6 @@ SHIPPED = [
 HELD_OUT = [
     "back-v0",
     "canvas-v0",
-    "canvas_pictures-v0",
     "clinic-v0",
     "code-v0",
     "countdown-v0",
@@ -68,7 +67,6 @@ HELD_OUT = [
     "search_qa-v0",
     "service_desk-v0",
     "sokoban-v0",
-    "sokoban_pictures-v0",
     "sql_agent-v0",
     "travel-v0",
     "ui-v0",
