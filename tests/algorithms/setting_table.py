@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from setting_asked import ALWAYS_RIGHT, answered
-from setting_candidates import BEST, candidate_scores, saved_turns
+from setting_candidates import BEST, candidate_scores, saved_turns, spliced
 from setting_effect import needing, of
 from setting_looks import (
     driven,
@@ -198,6 +198,10 @@ ROLLOUTS = {
     "save_as": needing(
         of(saved_turns, "PPO", "episodes", "best_candidates"),
         own={"save_episodes": SAVED.name},
+    ),
+    "correction": needing(
+        of(spliced, "PPO", "No."),
+        own={"save_episodes": SAVED.name, "save_as": "corrections", "group_size": 2},
     ),
     "save_where": needing(
         of(saved, "PPO", "success"), own={"save_episodes": SAVED.name}

@@ -131,3 +131,16 @@ def test_mucode_saves_the_best_replies_of_a_policy_that_waits():
     for stage, config in zip(stages[:2], (verifier, relabel), strict=True):
         assert stage.total_iterations == config.scorer_warmup_iters
     assert imitate.data_files == ["stage:relabel"]
+
+
+def test_agent_r_imitates_corrections_and_solved_episodes():
+    search, solved, imitate = (s.build_config() for s in load_recipe("agent_r").stages)
+    assert (search.save_as, search.correction, search.lr) == (
+        "corrections",
+        "Wrong.",
+        0,
+    )
+    assert search.fork["name"] == "mcts" and search.group_size == 8
+    assert (solved.save_as, solved.save_where, solved.lr) == ("episodes", "success", 0)
+    assert imitate.data_files == ["stage:search", "stage:solved"]
+    assert imitate.data_shares == [0.5, 0.5]

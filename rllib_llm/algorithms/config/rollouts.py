@@ -120,11 +120,16 @@ class RolloutSettings(DeclaredSettings):
         """Write sampled episodes, texts and tokens, into data files that SFT and Pref
         read: a folder, or True for ``episodes`` in the run folder.""",
     )
-    save_as: Literal["episodes", "best_candidates"] = setting(
+    save_as: Literal["episodes", "best_candidates", "corrections"] = setting(
         "episodes",
         """What is saved: whole "episodes", or of each turn with candidates that differ
         in their scores the best one, trained, after the turns before it, which are
-        not ("best_candidates").""",
+        not ("best_candidates"), or failed episodes up to their first wrong turn, which
+        is not trained, and from there a solved one of the task ("corrections").""",
+    )
+    correction: str = setting(
+        "That was wrong.",
+        """Text that begins the reply after the wrong turn of a correction.""",
     )
     save_where: Specs = setting(
         (),

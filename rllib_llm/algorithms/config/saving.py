@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.env_runner.agents import agents_of, program_envs
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import Filters
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
+
+CORRECTIONS = "corrections"  # value of save_as
 
 
 def validate_saving(config: LLMConfig) -> None:
@@ -29,3 +32,28 @@ def validate_saving(config: LLMConfig) -> None:
             "Copy its files afterwards."
         )
     Filters(config.save_where).try_out()
+    if config.save_as == CORRECTIONS:
+        _validate_corrections(config)
+        return
+    why = f"save_as={config.save_as!r} splices no episodes. Use {CORRECTIONS!r}."
+    refuse_without_effect(config, ("correction",), why)
+
+
+def _validate_corrections(config: LLMConfig) -> None:
+    why = f"save_as={CORRECTIONS!r} chooses the episodes itself. Leave it out."
+    refuse_without_effect(config, ("save_where",), why)
+    if config.group_size < 2:
+        raise ConfigError(
+            f"save_as={CORRECTIONS!r} splices failed episodes with solved ones of "
+            f"their task, but group_size={config.group_size}. Use group_size >= 2."
+        )
+    env = config.make_text_env()
+    agents, programs = agents_of(env), program_envs(env)
+    env.close()
+    if agents is not None or programs or config.history != "append":
+        raise ConfigError(
+            f"save_as={CORRECTIONS!r} splices conversations of one agent with "
+            f"history='append', but {config.env} has "
+            f"{'several agents' if agents else 'programs' if programs else 'one'} and "
+            f"history={config.history!r}. Save episodes."
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.config.check_candidates import BEST
+from rllib_llm.algorithms.config.saving import CORRECTIONS
 from rllib_llm.connectors.fingerprint import tokenizer_fingerprint
 from rllib_llm.data.candidates import best_candidates
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.envs.dataset.row_files import absolute_path
 from rllib_llm.filters.apply import Filters
+from rllib_llm.offline.corrections import corrections
 from rllib_llm.offline.saved_rows import dump_row, episode_row
 from rllib_llm.rllib_bases import RLlibAlgorithm
 
@@ -47,12 +50,18 @@ class EpisodeSaver:
 
     def save(self, episodes: SampledEpisodes, iteration: int) -> int:
         """Write the episodes that the filters keep; return their number."""
+        return self._write(self._rows(episodes, iteration), iteration)
+
+    def save_rows(self, rows: Sequence[Mapping[str, Any]], iteration: int) -> int:
+        """Write rows that are complete; return their number."""
+        return self._write([dump_row(row) for row in rows], iteration)
+
+    def _write(self, rows: list[str], iteration: int) -> int:
         name = f"{self._trial}-{iteration:06d}"
         if iteration != self._iteration:
             for old in self.folder.glob(f"{name}*.jsonl"):
                 old.unlink()
             self._iteration, self._parts = iteration, 0
-        rows = self._rows(episodes, iteration)
         if rows:
             suffix = f"-{self._parts}" if self._parts else ""
             _write_whole(self.folder / f"{name}{suffix}.jsonl", rows)
@@ -119,7 +128,11 @@ class SavesEpisodes(RLlibAlgorithm):
         if self.config.save_as == BEST:
             chosen = [best_candidates(episode) for episode in episodes]
             episodes = SampledEpisodes(reply for each in chosen for reply in each)
-        count = self._saver.save(episodes, self.iteration + 1)
+        if self.config.save_as == CORRECTIONS:
+            rows = corrections(episodes.trajectories, self.config.correction)
+            count = self._saver.save_rows(rows, self.iteration + 1)
+        else:
+            count = self._saver.save(episodes, self.iteration + 1)
         self.metrics.log_value("num_episodes_saved", count, reduce="sum")
 
 
