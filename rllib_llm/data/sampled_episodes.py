@@ -176,4 +176,6 @@ def _trajectory(part: Any, number: int) -> Trajectory:
         greedy_return=data.greedy_return,
         messages=data.messages,
         path=data.path,
+        added_texts=tuple(added.text for added in data.added_texts),
+        added_numbers=tuple(added.number for added in data.added_texts),
     )

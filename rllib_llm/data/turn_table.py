@@ -57,6 +57,8 @@ class Trajectory:
         messages: The conversation of the last turn, system message included, as the
             policy read it and wrote it.
         path: Branches that sampled the turns; several if the episode is a fork.
+        added_texts: Texts before its first message.
+        added_numbers: Their numbers among the texts of their component.
     """
 
     task: Task
@@ -80,6 +82,8 @@ class Trajectory:
     answers: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     messages: list[Message] = dataclasses.field(default_factory=list)
     path: Path = ()
+    added_texts: tuple[str, ...] = ()
+    added_numbers: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of turns."""

@@ -16,6 +16,7 @@ from rllib_llm.envs import (  # noqa: F401
     frozen_lake,
     frozen_lake_pictures,
     geo,
+    ground_rules,
     guess_number,
     hangman,
     household,
@@ -24,6 +25,7 @@ from rllib_llm.envs import (  # noqa: F401
     long_document,
     mastermind,
     probes,
+    prune,
     python_tool,
     search_facts,
     search_qa,
@@ -49,6 +51,7 @@ from rllib_llm.envs.adapters import (  # noqa: F401  (import libraries on demand
 )
 from rllib_llm.envs.games import (  # noqa: F401
     dilemma,
+    memory_qa,
     negotiation,
     path_checker,
     referential,

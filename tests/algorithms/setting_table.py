@@ -26,6 +26,7 @@ from setting_places import (
     Broken,
     Failing,
     Listed,
+    Noted,
     Slow,
     Taught,
     about,
@@ -184,6 +185,7 @@ ROLLOUTS = {
         own={"group_size": 4},
     ),
     "curriculum": of(driven, "PPO", {"name": "horizon", "turns": [1]}),
+    "prompt_text": of(driven, "PPO", Noted),
     "save_episodes": of(saved, "PPO", SAVED.name),
     "save_where": needing(
         of(saved, "PPO", "success"), own={"save_episodes": SAVED.name}

@@ -58,6 +58,7 @@ CASES = {
     "swirl": SEARCH,
     "zero_search": (*GROUPS, *SEARCH, VALID),
     "mua_rl": (*GROUPS, "sft={demonstrations: 100, lr: 3e-3}", VALID),
+    "memory_as_action": (*GROUPS, *SEARCH, VALID),
     "judged_pairs": ("env_config={}", "sft={demonstrations: 200, lr: 1e-2}"),
     **{n: (*LAKE, *more, "scorer.warmup_iters=1") for n, more in SCORED.items()},
 }
@@ -67,7 +68,7 @@ UNTRAINED = ("by config", "incomplete")
 STAGED = {"agent_tuning", "atlas", "behavior_priming", "ire_vla", "rest"}
 # Where the others are: modules with CASES by the names of presets.
 ELSEWHERE = {
-    "recipes": ("test_credit_recipes", "test_reward_recipes"),
+    "recipes": ("test_credit_recipes", "test_reward_recipes", "test_text_recipes"),
     "components": ("test_loss_recipes",),
 }
 

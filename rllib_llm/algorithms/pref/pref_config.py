@@ -35,6 +35,7 @@ _SAMPLING = (
     "reward_transforms",
     "filters",
     "curriculum",
+    "prompt_text",
     "save_episodes",
     "fork",
     *_OF_PAIRS,
