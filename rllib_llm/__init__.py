@@ -20,6 +20,8 @@ _EXPORTS = {
     "MARFTConfig": "rllib_llm.algorithms.marft.marft",
     "Pref": "rllib_llm.algorithms.pref.pref",
     "PrefConfig": "rllib_llm.algorithms.pref.pref",
+    "PromptSearch": "rllib_llm.algorithms.prompt_search.prompt_search",
+    "PromptSearchConfig": "rllib_llm.algorithms.prompt_search.prompt_search",
     "RewardModel": "rllib_llm.algorithms.reward_model.reward_model",
     "RewardModelConfig": "rllib_llm.algorithms.reward_model.reward_model",
     "SFT": "rllib_llm.algorithms.sft.sft",

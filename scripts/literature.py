@@ -49,6 +49,7 @@ _SECTIONS = {
     "reward_transforms": ("rollouts", "reward_transform"),
     "filters": ("rollouts", "filter"),
     "curriculum": ("rollouts", "curriculum"),
+    "prompt_text": ("rollouts", "prompt_text"),
     "fork": ("rollouts", "fork"),
     "advantage_estimator": ("training", "advantage_estimator"),
     "advantage_transforms": ("training", "advantage_transform"),

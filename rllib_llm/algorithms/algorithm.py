@@ -25,7 +25,6 @@ from ray.rllib.utils.metrics import (
 from rllib_llm import json_state
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.algorithms.config.validation import env_creator
-from rllib_llm.algorithms.driver.assistants import AsksAssistants
 from rllib_llm.algorithms.driver.build_vllm_engines import (
     new_actor_name,
     with_engine_bundle,
@@ -36,6 +35,7 @@ from rllib_llm.algorithms.driver.first_evaluation import EvaluatesFirst
 from rllib_llm.algorithms.driver.init_from_checkpoint import initialise_from
 from rllib_llm.algorithms.driver.placement import require_nodes_of_actors
 from rllib_llm.algorithms.driver.prepared_models import with_models
+from rllib_llm.algorithms.driver.prompt_texts import ChangesPromptTexts
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.driver.runner_calls import sleep
 from rllib_llm.algorithms.driver.runner_group_calls import call_runners
@@ -80,7 +80,7 @@ class LLMAlgorithm(
     SamplingAlgorithm,
     CheckpointedAlgorithm,
     LiveAlgorithm,
-    AsksAssistants,
+    ChangesPromptTexts,
     ScoresCandidates,
     SavesEpisodes,
     PPO,
@@ -242,6 +242,7 @@ class LLMAlgorithm(
             episodes, self.iteration
         ).items():
             self.metrics.log_value(("reward_parts", *name), mean, window=1)
+        self.change_prompt_texts(episodes)
         std = returns_std(episodes, self.config.group_size)
         self.metrics.log_value("return_std", std, reduce=EPISODE_MEAN)
         annotate_rewards(self.metrics, episodes)

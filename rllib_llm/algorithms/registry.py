@@ -110,6 +110,16 @@ ALGORITHMS.register(
         summary="A model that scores conversations, from comparisons or outcomes",
     ),
 )
+ALGORITHMS.register(
+    "PromptSearch",
+    AlgorithmEntry(
+        module="rllib_llm.algorithms.prompt_search.prompt_search",
+        config_name="PromptSearchConfig",
+        algo_name="PromptSearch",
+        paper="cf. Cai et al. 2025, arXiv:2510.08191",
+        summary="Texts before prompts change by what is sampled, weights do not",
+    ),
+)
 
 
 def register_algorithm(

@@ -52,6 +52,14 @@ def value_of(text: str | None, parse: Parse) -> float | None:
     return (number - parse.low) / (parse.high - parse.low)
 
 
+def text_of(text: str | None, parse: Parse) -> str | None:
+    """Return the text of an answer: the last match; None if it is unreadable."""
+    if text is None:
+        return None
+    texts = matches(parse.text, text)
+    return texts[-1].strip() or None if texts else None
+
+
 def reduced(values: Sequence[float | None], assistant: Assistant) -> list[float | None]:
     """Return the value of each question from those of its answers.
 

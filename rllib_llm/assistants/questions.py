@@ -26,6 +26,8 @@ class Question:
             return (of equal ones, by chance); of a turn, whether its reward is > 0
             or it was the first to retrieve a needed document. None if the assistant is
             not privileged.
+        texts: Existing texts, if the question is answered with a text.
+        trajectories: Its episodes, likewise.
     """
 
     messages: tuple[Message, ...]
@@ -33,6 +35,8 @@ class Question:
     turn: int
     seed: int
     is_good: bool | None = None
+    texts: tuple[str, ...] = ()
+    trajectories: tuple[Trajectory, ...] = ()
 
 
 def questions_about(assistant: Assistant, trajectory: Trajectory) -> list[Question]:

@@ -6,11 +6,14 @@ from typing import Literal
 
 import numpy as np
 
+from rllib_llm.assistants.pool import pool
 from rllib_llm.assistants.questions import Question
 from rllib_llm.components.registry import component
 from rllib_llm.errors import ConfigError
 from rllib_llm.schema import Fraction
 from rllib_llm.seeding import stable_seed
+
+__all__ = ["outcome", "pool"]
 
 
 @component("answer", "outcome")

@@ -21,6 +21,9 @@ PRIVILEGED_FIELDS = ("gold", "solved", "return")
 # Those of a question about a pair.
 PAIR_FIELDS = ("task", "first", "second")
 PRIVILEGED_PAIR_FIELDS = ("gold",)
+# Those of a question that is answered with a text.
+TEXT_FIELDS = ("task", "episodes", "texts")
+PRIVILEGED_TEXT_FIELDS = ("gold",)
 SOURCES = ("policy", "model", "api", "script")
 _OF_MODELS = ("temperature", "max_new_tokens")
 
@@ -35,12 +38,13 @@ class ApiGiven(TypedDict, total=False):
 
 
 class ParseGiven(TypedDict, total=False):
-    """Reading of an answer: either ``words``, or ``number``, ``low``, ``high``."""
+    """Reading of an answer: ``words``, ``number`` with its range, or ``text``."""
 
     words: Annotated[dict[str, float], MinLen(2)]
     number: str
     low: float
     high: float
+    text: str
 
 
 class AssistantGiven(TypedDict, total=False):
@@ -69,8 +73,9 @@ class Parse:
     """Reading of an answer.
 
     Attributes:
-        words: Value of each word that an answer may end with; empty: a number.
-        number: Regular expression of the number, with one group.
+        words: Value of each word that an answer may end with; empty: a number or text.
+        number: Regular expression of the number, with one group; "": a text.
+        text: Regular expression of the text, with one group.
         low: Number that gives the value 0.
         high: Number that gives the value 1.
     """
@@ -79,6 +84,7 @@ class Parse:
     number: str = ""
     low: float = 0.0
     high: float = 1.0
+    text: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +136,11 @@ class Assistant:
         """True if a model on the EnvRunners answers."""
         return self.policy is not None or self.model is not None
 
+    @property
+    def writes_text(self) -> bool:
+        """True if its answers are texts, which ``prompt_text`` reads."""
+        return bool(self.parse.text)
+
 
 def read_assistants(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Assistant]:
     """Return the assistants of a configuration, by name.
@@ -175,19 +186,23 @@ def _with_script(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse(where: str, given: Mapping[str, Any] | None) -> Parse:
-    keys = {"words", "number"} & set(given or {})
+    keys = {"words", "number", "text"} & set(given or {})
     if given is None or len(keys) != 1:
         raise ConfigError(
-            f"{where}.parse={given!r} must say how an answer is read. Set either "
-            "words, e.g. {words: {'yes': 1.0, 'no': 0.0}}, or number, e.g. {number: "
-            "'Score: ([0-9]+)', low: 0, high: 10}."
+            f"{where}.parse={given!r} must say how an answer is read. Set one of "
+            "words, e.g. {words: {'yes': 1.0, 'no': 0.0}}, number, e.g. {number: "
+            "'Score: ([0-9]+)', low: 0, high: 10}, or text, e.g. {text: 'Note: (.+)'}."
         )
     if "number" in given:
         return _number_parse(where, given)
     if "low" in given or "high" in given:
         raise ConfigError(
-            f"{where}.parse: low and high have no effect beside words. Leave them out."
+            f"{where}.parse: low and high have no effect beside {keys.pop()}. Leave "
+            "them out."
         )
+    if "text" in given:
+        _check_one_group(f"{where}.parse.text", given["text"], "'Note: (.+)'")
+        return Parse(text=given["text"])
     words = [word.strip().lower() for word in given["words"]]
     if "" in words or len(set(words)) < len(words):
         raise ConfigError(
@@ -204,19 +219,22 @@ def _number_parse(where: str, given: Mapping[str, Any]) -> Parse:
             "others are unreadable. Set both, e.g. low: 0, high: 10."
         )
     number = given["number"]
+    _check_one_group(f"{where}.parse.number", number, "'Score: ([0-9]+)'")
+    return Parse(number=number, low=float(given["low"]), high=float(given["high"]))
+
+
+def _check_one_group(where: str, pattern: str, example: str) -> None:
     try:
-        groups = re.compile(number).groups
+        groups = re.compile(pattern).groups
     except re.error as error:
         raise ConfigError(
-            f"{where}.parse.number={number!r} is not a regular expression: {error}. "
-            "Correct it."
+            f"{where}={pattern!r} is not a regular expression: {error}. Correct it."
         ) from error
     if groups != 1:
         raise ConfigError(
-            f"{where}.parse.number={number!r} has {groups} groups; it must have one, "
-            "around the number, e.g. 'Score: ([0-9]+)'."
+            f"{where}={pattern!r} has {groups} groups; it must have one, around what "
+            f"is read, e.g. {example}."
         )
-    return Parse(number=number, low=float(given["low"]), high=float(given["high"]))
 
 
 def _check_source(where: str, assistant: Assistant, given: Mapping[str, Any]) -> None:
@@ -244,6 +262,14 @@ def _check_samples(where: str, assistant: Assistant, given: Mapping[str, Any]) -
             f"{where}.opponents={assistant.opponents} has no effect with per="
             f"{assistant.per!r}. Leave it out, or set per to 'pair'."
         )
+    if assistant.writes_text:
+        unused = [k for k in ("per", "samples", "reduce", "unreadable") if k in given]
+        if unused:
+            raise ConfigError(
+                f"{where}: {', '.join(unused)} would have no effect, because the "
+                "assistant writes texts, about what its component chooses. Leave it "
+                "out."
+            )
     if assistant.samples == 1 and "reduce" in given:
         raise ConfigError(
             f"{where}.reduce={assistant.reduce!r} has no effect with one answer. Set "
@@ -262,6 +288,8 @@ def _check_template(where: str, assistant: Assistant) -> None:
     privileged: tuple[str, ...] = PRIVILEGED_FIELDS
     if is_pair:
         privileged = PRIVILEGED_PAIR_FIELDS
+    if assistant.writes_text:
+        open_fields, privileged = TEXT_FIELDS, PRIVILEGED_TEXT_FIELDS
     listed = ", ".join(f"{{{field}}}" for field in open_fields)
     if not assistant.template:
         if assistant.script is None:

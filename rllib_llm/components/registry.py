@@ -30,6 +30,7 @@ _MODULES = {
     "reward_transform": "rllib_llm.rewards.transforms",
     "filter": "rllib_llm.filters",
     "curriculum": "rllib_llm.curricula",
+    "prompt_text": "rllib_llm.prompt_texts",
     "fork": "rllib_llm.forks",
     "answer": "rllib_llm.assistants.scripted",
     "policy_loss": "rllib_llm.losses.policy_losses",
@@ -44,6 +45,7 @@ _UNWEIGHTED = (
     "reward_transform",
     "filter",
     "curriculum",
+    "prompt_text",
     "fork",
     "answer",
     "policy_loss",
@@ -69,12 +71,14 @@ class ComponentSpecs:
         reward_transforms: Components of kind ``reward_transform``.
         filters: Components of kind ``filter``.
         curriculum: Component of kind ``curriculum``; None without one.
+        prompt_text: Component of kind ``prompt_text``; None without one.
     """
 
     rewards: Specs = ()
     reward_transforms: Specs = ()
     filters: Specs = ()
     curriculum: Spec | None = None
+    prompt_text: Spec | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,6 +207,18 @@ class ChatRenderer:
         """Return the prompt of the first turn; see :meth:`first`."""
         return self._placed(self.first(messages, tools), messages, extends=True)
 
+    def again(
+        self, messages: list[Message], tools: Sequence[dict[str, Any]] | None = None
+    ) -> Prompt:
+        """Return the prompt of a conversation whose earlier messages were changed.
+
+        It keeps no token of before, so that its turn begins a new row.
+        """
+        if self.history == "latest":
+            shown = [*(m for m in messages[:1] if m["role"] == "system")]
+            messages = [*shown, *_newest(messages)]
+        return self._placed(self.first(messages, tools), messages, extends=False)
+
     def _placed(
         self, ids: list[int], messages: list[Message], *, extends: bool
     ) -> Prompt:

@@ -13,6 +13,7 @@ from ray.rllib.utils.annotations import override
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.requested_prompts import requested_prompt
 from rllib_llm.connectors.tool_prompts import later, opening
+from rllib_llm.data.edits import DELETED, delete_observations
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.data.model_calls import MODEL_REQUEST
 from rllib_llm.data.types import Prompt
@@ -144,15 +145,20 @@ class RenderChat(ConnectorV2):
         text, info = self._cut(text, module_id), self._cut_results(info, module_id)
         # Not the first observation: render only the part after the sampled tokens.
         if data.messages:
+            deleted = info.get(DELETED, ())
+            delete_observations(data.messages, deleted)
             data.messages += later(text, info, data.tools)
             if renderer is None:
                 return None
+            if deleted:
+                return renderer.again(data.messages, data.tools)
             return renderer.next(
                 data.messages,
                 data.ids,
                 last_sampled_id=data.ids[-1],
                 tools=data.tools,
             )
+        text = data.first_message(text)
         agent_id = episode.agent_id or DEFAULT_AGENT_ID
         system = system or self.role_prompts.get(agent_id)
         data.messages, data.tools = opening(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
+from rllib_llm.data.added_texts import AddedText, TextSource, with_texts
 from rllib_llm.data.model_calls import ModelRequest
 from rllib_llm.data.places import Path
 from rllib_llm.data.types import (
@@ -64,6 +65,8 @@ class EpisodeData:
         first_texts: First observation of every text agent, by AgentID; set on the
             episode that holds the task.
         agent_index: Number of the agent in its environment's declared order.
+        text_source: Source of texts before the first message; None once it is written.
+        added_texts: Texts that it has added.
         system: System message that replaces the configured one and the environment's.
         messages: The conversation as text, for people and environments.
         tools: JSON schemas of the tools that the chat template presents.
@@ -106,6 +109,8 @@ class EpisodeData:
     task: Task | None = None
     first_texts: dict[str, str] = dataclasses.field(default_factory=dict)
     agent_index: int = 0
+    text_source: TextSource | None = None
+    added_texts: tuple[AddedText, ...] = ()
     system: str | None = None
     messages: list[Message] = dataclasses.field(default_factory=list)
     tools: Sequence[dict[str, Any]] | None = None
@@ -141,6 +146,15 @@ class EpisodeData:
     seconds: float = 0.0
     candidates: dict[int, list[Candidate]] = dataclasses.field(default_factory=dict)
     candidate_scores: dict[int, list[float]] = dataclasses.field(default_factory=dict)
+
+    def first_message(self, observation: str) -> str:
+        """Return the first observation with the texts of the agent's source."""
+        source, self.text_source = self.text_source, None  # it may be a whole bank
+        if source is None:
+            return observation
+        self.added_texts = tuple(source.texts_for(observation))
+        texts = [added.text for added in self.added_texts]
+        return with_texts(texts, observation, source.heading)
 
     @property
     def fork_turn(self) -> int:

@@ -183,4 +183,6 @@ def _trajectory(part: Any, number: int) -> Trajectory:
         messages=data.messages,
         path=data.path,
         images=[tuple(ref.digest for ref in turn.images) for turn in turns],
+        added_texts=tuple(added.text for added in data.added_texts),
+        added_numbers=tuple(added.number for added in data.added_texts),
     )

@@ -61,6 +61,8 @@ class Trajectory:
         path: Branches that sampled the turns; several if the episode is a fork.
         images: Digests of the pictures shown before each turn; empty if the
             environment shows none. [H]
+        added_texts: Texts before its first message.
+        added_numbers: Their numbers among the texts of their component.
     """
 
     task: Task
@@ -86,6 +88,8 @@ class Trajectory:
     messages: list[Message] = dataclasses.field(default_factory=list)
     path: Path = ()
     images: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+    added_texts: tuple[str, ...] = ()
+    added_numbers: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of turns."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from rllib_llm.data.added_texts import TextSource
     from rllib_llm.data.places import Place
     from rllib_llm.pictures.placement import PictureRef
 
@@ -188,6 +189,7 @@ class Task:
     which seeds the sampling of tokens. ``assignment`` names each agent's policy where
     that differs between tasks (self-play). ``max_turns`` bounds this episode beside the
     run's own limit (curricula). ``place`` is where a fork begins; None: at the prompt.
+    ``prompt_text`` gives texts before the first message of its agents.
     """
 
     group_id: int
@@ -197,6 +199,7 @@ class Task:
     assignment: dict[str, str] = dataclasses.field(default_factory=dict)
     max_turns: int | None = None
     place: Place | None = None
+    prompt_text: TextSource | None = None
 
     @property
     def environment(self) -> str | None:

@@ -22,6 +22,7 @@ from rllib_llm.callbacks.episode_metrics import (
     log_waits,
     num_new_steps,
 )
+from rllib_llm.data.added_texts import TextSource
 from rllib_llm.data.types import Task
 from rllib_llm.engines.base import GenerationEngine
 from rllib_llm.env_runner import build
@@ -31,6 +32,7 @@ from rllib_llm.env_runner.rollout import Rollout
 from rllib_llm.env_runner.runner_state import RunnerState
 from rllib_llm.env_runner.sample_callbacks import SampleCallbacks
 from rllib_llm.env_runner.scripted_policies import Script
+from rllib_llm.env_runner.task_groups import with_sources
 from rllib_llm.env_runner.task_queue import GroupsWanted
 from rllib_llm.env_runner.weights_check import WeightsCheck, tolerance_of
 from rllib_llm.envs.spaces import UnicodeText
@@ -58,6 +60,7 @@ class LLMEnvRunner(RunnerState):
 
     Attributes:
         failures: Tasks without an episode in the last sample, with the stop reason.
+        text_sources: Texts of this runner's own tasks (evaluation), by environment.
     """
 
     @override(EnvRunner)
@@ -70,6 +73,7 @@ class LLMEnvRunner(RunnerState):
         self._weights_seq_no = 0
         self.has_all_weights = False
         self.failures: list[tuple[Task, str]] = []
+        self.text_sources: Mapping[str | None, TextSource] = {}
         # For sample() without tasks, as RLlib's evaluation calls it; in training the
         # driver sends tasks, so that groups are not split by accident.
         self._tasks = self.config.build_task_source(
@@ -315,7 +319,8 @@ class LLMEnvRunner(RunnerState):
             # The same held-out tasks every time, distributed over the runners.
             # Remote EnvRunners are numbered from 1; 0 is the local one.
             first = max(0, (self.worker_index or 1) - 1)
-            return self._tasks.fixed(num_episodes, first, max(1, self.num_workers))
+            tasks = self._tasks.fixed(num_episodes, first, max(1, self.num_workers))
+            return with_sources(tasks, self.text_sources)
         return self._tasks.next_groups(
             math.ceil(num_episodes / self._tasks.group_size)
         )[:num_episodes]

@@ -12,7 +12,12 @@ from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.reward_log import rewards_of_turns
 from rllib_llm.data.types import FinishReason, StopPolicy, StopReason, Task
 from rllib_llm.env_runner.episode_limits import RolloutLimits, stop_reason
-from rllib_llm.env_runner.recorder import AgentState, check_reward, checked_success
+from rllib_llm.env_runner.recorder import (
+    AgentState,
+    check_reward,
+    checked_success,
+    recorded,
+)
 from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.pictures.contract import stored
@@ -52,7 +57,7 @@ class MultiAgentRecorder:
         self._encoders = encoders or {}
         self.episode = MultiAgentEpisode(agent_to_module_mapping_fn=module_for)
         self.data = episode_data(self.episode)
-        self.data.task = task
+        self.data.task = recorded(task)
         self._reward_log: list[tuple[int, str, float]] = []
         self.episode.custom_data[columns.REWARD_LOG] = self._reward_log
         self._agent_states: dict[str, AgentState] = {}
@@ -256,6 +261,9 @@ class MultiAgentRecorder:
                 )
             agent_state = AgentState(agent, module_id, self._agents.index(agent))
             agent_state.data.agent_index = agent_state.index
+            source = self.task.prompt_text
+            if source is not None and (not source.agents or agent in source.agents):
+                agent_state.data.text_source = source
             self._agent_states[agent] = agent_state
         # RLlib creates the agent's part of the episode at its first observation.
         if agent_state.episode is None and agent in self.episode.agent_episodes:

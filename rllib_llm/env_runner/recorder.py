@@ -81,10 +81,7 @@ class SingleAgentRecorder:
             observation_space=spaces[0], action_space=spaces[1]
         )
         self.data = episode_data(self.episode)
-        # Without the place, whose state and texts would stay in memory.
-        self.data.task = (
-            task if task.place is None else dataclasses.replace(task, place=None)
-        )
+        self.data.task, self.data.text_source = recorded(task), task.prompt_text
         self._agent_state = AgentState(
             DEFAULT_AGENT_ID, DEFAULT_MODULE_ID, episode=self.episode, data=self.data
         )
@@ -196,6 +193,16 @@ class SingleAgentRecorder:
         """Write the stop policy and the duration into the episode's data."""
         self.data.stop_policy = policy(self.data.stop_reason)
         self.data.seconds = seconds
+
+
+def recorded(task: Task) -> Task:
+    """Return the task as the episode keeps it.
+
+    It is without the place and the texts, which would stay in memory.
+    """
+    if task.place is None and task.prompt_text is None:
+        return task
+    return dataclasses.replace(task, place=None, prompt_text=None)
 
 
 def checked_success(success: Any, task: Task) -> Any:

@@ -14,6 +14,7 @@ from rllib_llm.errors import CheckpointError, ConfigError, did_you_mean
 from rllib_llm.seeding import stable_seed
 
 if TYPE_CHECKING:
+    from rllib_llm.data.added_texts import TextSource
     from rllib_llm.envs.make import EnvSpec
 
 
@@ -165,6 +166,16 @@ class TaskSource:
 
 def _listed(names: Any) -> str:
     return ", ".join("one environment" if n is None else repr(n) for n in names)
+
+
+def with_sources(
+    tasks: Sequence[Task], sources: Mapping[str | None, TextSource]
+) -> list[Task]:
+    """Return the tasks with the texts of their environments, by its name."""
+    return [
+        dataclasses.replace(task, prompt_text=sources.get(task.environment))
+        for task in tasks
+    ]
 
 
 def held_out_source(env: EnvSpec, env_config: Mapping[str, Any]) -> TaskSource:

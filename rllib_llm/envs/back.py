@@ -52,7 +52,7 @@ class Back(TextEnv):
 
     def __init__(self, env_config: dict[str, Any] | None = None):
         super().__init__(env_config)
-        self.system_prompt = _task_class(self.options()["task"]).system_prompt
+        self.system_prompt = task_class(self.options()["task"]).system_prompt
 
     def start(
         self,
@@ -74,7 +74,7 @@ class Back(TextEnv):
         self.uses_left = require_int("uses", uses, 0, _MANY)
         self.times_back = 0
         self.cost = require_float("cost", cost, 0.0, _MANY)
-        self.task = _task_class(task)(dict(task_config or {}))
+        self.task = task_class(task)(dict(task_config or {}))
         self.format_hint = self.task.format_hint
         self.earlier: list[_Turn] = []
         self._end: TurnResult | None = None
@@ -178,7 +178,12 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _task_class(name: str) -> type[TextEnv]:
+def task_class(name: str) -> type[TextEnv]:
+    """Return the class of a task that reads plain text.
+
+    Raises:
+        ConfigError: If it is another kind of environment.
+    """
     cls = TEXT_ENVS.get(name)
     if not issubclass(cls, TextEnv) or issubclass(cls, ToolEnv | Back):
         raise ConfigError(

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 MIXTURE = "mixture"  # name of the environment, and its field in recipes
 ENVIRONMENTS = "environments"
 # Components of an environment in place of those in the section rollouts.
-COMPONENTS = ("rewards", "reward_transforms", "filters", "curriculum")
+COMPONENTS = (
+    "rewards",
+    "reward_transforms",
+    "filters",
+    "curriculum",
+    "prompt_text",
+)
 _KEYS = ("env", "name", "weight", "env_config", *COMPONENTS)
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _EXAMPLE = "[{env: guess_number-v0, weight: 2}, {env: frozen_lake-v0, weight: 1}]"
@@ -33,7 +39,8 @@ class MixtureMember:
         env_config: Its options.
         weight: Its share of the training tasks, relative to the others' weights.
         components: Settings of ``rollouts`` that it has in place of the run's:
-            ``rewards``, ``reward_transforms``, ``filters``, ``curriculum``.
+            ``rewards``, ``reward_transforms``, ``filters``, ``curriculum``,
+            ``prompt_text``.
     """
 
     name: str

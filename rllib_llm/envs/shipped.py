@@ -17,6 +17,7 @@ from rllib_llm.envs import (  # noqa: F401
     frozen_lake,
     frozen_lake_pictures,
     geo,
+    ground_rules,
     guess_number,
     hangman,
     household,
@@ -25,6 +26,7 @@ from rllib_llm.envs import (  # noqa: F401
     long_document,
     mastermind,
     probes,
+    prune,
     python_tool,
     search_facts,
     search_qa,
@@ -53,6 +55,7 @@ from rllib_llm.envs.adapters import (  # noqa: F401  (import libraries on demand
 from rllib_llm.envs.games import (  # noqa: F401
     dilemma,
     half_grids,
+    memory_qa,
     negotiation,
     path_checker,
     referential,

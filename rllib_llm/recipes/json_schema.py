@@ -24,6 +24,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _COMPONENTS: dict[str, Any] = {
     **dict.fromkeys(COMPONENTS, Specs),
     "curriculum": Spec | None,
+    "prompt_text": Spec | None,
 }
 _NUMBERS = {"type": "object", "additionalProperties": {"type": "number"}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from rllib_llm.algorithms.driver.weight_transfer import weight_sync_of
 from rllib_llm.algorithms.grpo.grpo import estimators_of_policies
 from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
 from rllib_llm.data import columns
+from rllib_llm.data.added_texts import AddedText, FixedTexts
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.types import TurnResult
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
@@ -85,6 +87,25 @@ class Listed(Alone):
 
     def admissible_actions(self):
         return ["a", "a long one", "b c"]
+
+
+class Noted:
+    """A component of texts: the same one before all first messages."""
+
+    of = None
+
+    def assign(self, task, iteration):
+        source = FixedTexts((AddedText(1, "Say it twice."),))
+        return dataclasses.replace(task, prompt_text=source)
+
+    def asked(self, table):
+        return []
+
+    def observe(self, table, answers):
+        return {}
+
+    def shared(self):
+        return None
 
 
 def survived(algo, env=None, **sections):

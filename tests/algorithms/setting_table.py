@@ -28,6 +28,7 @@ from setting_places import (
     Broken,
     Failing,
     Listed,
+    Noted,
     Slow,
     Taught,
     about,
@@ -194,6 +195,7 @@ ROLLOUTS = {
         own={k: v for k, v in BEST.items() if k != "candidate_scores"},
     ),
     "curriculum": of(driven, "PPO", {"name": "horizon", "turns": [1]}),
+    "prompt_text": of(driven, "PPO", Noted),
     "save_episodes": of(saved, "PPO", SAVED.name),
     "save_as": needing(
         of(saved_turns, "PPO", "episodes", "best_candidates"),

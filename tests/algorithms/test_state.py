@@ -37,6 +37,7 @@ from rllib_llm.losses.composed_loss import ComposedLoss
 from rllib_llm.losses.token_batch import example_batch
 from rllib_llm.monitoring.alarms.alarm_actions import Guard
 from rllib_llm.monitoring.alarms.metric_history import History
+from rllib_llm.prompt_texts.bank import Bank
 from rllib_llm.selfplay.league import League
 from rllib_llm.selfplay.matchmaker import Matchmaker
 from rllib_llm.selfplay.payoffs import GameResult, Payoffs
@@ -418,6 +419,32 @@ CASES = {
         lambda: bind("curriculum", {"name": "failed", "prob": 1.0}).call,
         failed,
         lambda of: [of.assign(Task(g, 0, 1000 + g), 0).seed for g in range(3)],
+    ),
+    "Memory": Case(
+        lambda: bind("prompt_text", {"name": "memory", "learn_from": "all"}).call,
+        lambda of: of.observe(played(), []),
+        lambda of: [
+            of.observe(played(scale=3.0), []),
+            of.assign(Task(0, 0, 0), 0).prompt_text.texts_for("Well?"),
+        ],
+    ),
+    "Library": Case(
+        lambda: bind("prompt_text", {"name": "library", "of": "w", "size": 2}).call,
+        lambda of: of.observe(played(), ["ADD: a"]),
+        lambda of: (of.observe(played(), ["ADD: b"]), of.get_state()),
+    ),
+    "Population": Case(
+        lambda: bind("prompt_text", {"name": "population", "of": "w"}).call,
+        lambda of: (of.assign(Task(0, 0, 0), 0), of.observe(played(), ["a"])),
+        lambda of: (
+            [of.assign(Task(g, 0, g), 0).prompt_text for g in range(4)],
+            of.get_state(),
+        ),
+    ),
+    "Bank": Case(
+        lambda: Bank(capacity=5, similar=0.9),
+        lambda of: [of.write(key, key, 0.5) for key in ("a", "b", "a")],
+        lambda of: [of.write("a", "c", 0.9), of.add("d", "d").number, of.entries],
     ),
     "ThresholdCurriculum": curriculum("threshold", **THRESHOLD_CURRICULUM),
     "advantages.estimators.recent_returns.History": advantage_estimator("history"),

@@ -25,6 +25,7 @@ from rllib_llm.errors import ConfigError
 GAMES = [
     "dilemma-v0",
     "half_grids-v0",
+    "memory_qa-v0",
     "negotiation-v0",
     "path_checker-v0",
     "referential-v0",

@@ -52,7 +52,6 @@ CASES = {
     "practitioners_guide": (*LAKE, *GROUPS),
     "colour_grid": ("sft={demonstrations: 200, lr: 1e-2}", *GROUPS),
     "canvas_pictures": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
-    "sokoban_pictures": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
     "colour_grid_ppo": ("sft={demonstrations: 200, lr: 1e-2}",),
     "vl_dac": (*LAKE, VALID, "training.critic_warmup_iters=1"),
     "sokoban_pictures": (
@@ -61,6 +60,7 @@ CASES = {
         *GROUPS,
     ),
     "deepretrieval": SEARCH,
+    "webshop_text": ("sft={demonstrations: 100, lr: 3e-3}", *GROUPS, VALID),
     "glam": LAKE,
     "twosome": LAKE,
     "llm4teach": (*LAKE, TEACHER),
@@ -69,6 +69,7 @@ CASES = {
     "swirl": SEARCH,
     "zero_search": (*GROUPS, *SEARCH, VALID),
     "mua_rl": (*GROUPS, "sft={demonstrations: 100, lr: 3e-3}", VALID),
+    "memory_as_action": (*GROUPS, *SEARCH, VALID),
     "judged_pairs": ("env_config={}", "sft={demonstrations: 200, lr: 1e-2}"),
     **{n: (*LAKE, *more, "scorer.warmup_iters=1") for n, more in SCORED.items()},
 }
@@ -86,7 +87,7 @@ STAGED = {
 }
 # Where the others are: modules with CASES by the names of presets.
 ELSEWHERE = {
-    "recipes": ("test_credit_recipes", "test_reward_recipes"),
+    "recipes": ("test_credit_recipes", "test_reward_recipes", "test_text_recipes"),
     "components": ("test_loss_recipes",),
 }
 

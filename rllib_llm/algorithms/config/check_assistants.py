@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from rllib_llm.assistants.answers import value_of
 from rllib_llm.assistants.comparisons import questions_about_pair
 from rllib_llm.assistants.local_sources import api_model, script_answers
-from rllib_llm.assistants.questions import questions_about
+from rllib_llm.assistants.questions import Question, questions_about
 from rllib_llm.assistants.settings import Assistant, read_assistants
-from rllib_llm.data.turn_table import example_table
+from rllib_llm.assistants.text_questions import text_questions
+from rllib_llm.components.registry import bind
+from rllib_llm.data.turn_table import Trajectory, example_table
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.modules.architectures import check_folder
 from rllib_llm.modules.gguf_models import check_gguf, is_gguf
 from rllib_llm.modules.loading import check_model_path, require_weights
+from rllib_llm.prompt_texts.asked import Asked
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
@@ -49,18 +52,23 @@ def validate_assistants(config: LLMConfig) -> None:
     assistants = read_assistants(config.assistants)
     names = {name for read in assistants_read(config).values() for name in read}
     names |= asked_about_candidates(config)
-    for name in sorted(names - set(assistants)):
+    writers = writers_read(config)
+    for name in sorted((names | writers) - set(assistants)):
+        reader = "A component 'asked', or step_judge,"
+        if name not in names:
+            reader = "rollouts.prompt_text"
         raise ConfigError(
-            f"A component 'asked', or step_judge, reads the answers of {name!r}, which "
-            f"is not in rollouts.assistants. {did_you_mean(name, assistants)}"
+            f"{reader} reads the answers of {name!r}, which is not in "
+            f"rollouts.assistants. {did_you_mean(name, assistants)}"
         )
     for name, assistant in assistants.items():
-        if name not in names:
+        readers = writers if assistant.writes_text else names
+        if name not in readers:
+            raise ConfigError(_unread(assistant))
+        if name in names & writers:
             raise ConfigError(
-                f"rollouts.assistants.{name} is never asked. Add {{name: asked, of: "
-                f"{name}}} to rollouts.rewards, rollouts.filters or "
-                "rollouts.candidate_scores, set step_judge of Pref to it, or leave it "
-                "out."
+                f"rollouts.assistants.{name} is read both by a component 'asked', as a "
+                "number, and by rollouts.prompt_text, as a text. Use two assistants."
             )
         check_source(config, assistant)
         _try_question(assistant)
@@ -69,6 +77,29 @@ def validate_assistants(config: LLMConfig) -> None:
             "rollouts.assistants: greedy rollouts are not asked about. Use another "
             "advantage_baseline."
         )
+
+
+def writers_read(config: LLMConfig) -> set[str]:
+    """Return the assistants that write texts for ``rollouts.prompt_text``."""
+    texts = [specs.prompt_text for specs in config.component_specs().values()]
+    given = [bind("prompt_text", text).call.of for text in texts if text is not None]
+    return {name for name in given if name is not None}
+
+
+def _unread(assistant: Assistant) -> str:
+    name = assistant.name
+    if assistant.writes_text:
+        return (
+            f"rollouts.assistants.{name} writes texts (parse.text) that nothing reads. "
+            f"Set rollouts.prompt_text, e.g. {{name: memory, of: {name}}}, or give "
+            "parse words or a number for a component 'asked'."
+        )
+    return (
+        f"rollouts.assistants.{name} is never asked. Add {{name: asked, of: {name}}} "
+        "to rollouts.rewards, rollouts.filters or rollouts.candidate_scores, set "
+        "step_judge of Pref to it, or leave it out; for rollouts.prompt_text set "
+        "parse.text."
+    )
 
 
 def asks_runners(config: LLMConfig) -> bool:
@@ -129,11 +160,7 @@ def _try_question(assistant: Assistant) -> None:
     """Ask about example turns; only a script is answered, at once."""
     trajectories = example_table().trajectories
     try:
-        questions = (
-            questions_about_pair(assistant, *trajectories[:2])
-            if assistant.per == "pair"
-            else [q for t in trajectories for q in questions_about(assistant, t)]
-        )
+        questions = _example_questions(assistant, trajectories)
     except (ValueError, TypeError) as error:  # a format such as {turn:x}
         raise ConfigError(
             f"rollouts.assistants.{assistant.name}.template: {error}. Correct the "
@@ -142,12 +169,24 @@ def _try_question(assistant: Assistant) -> None:
     if assistant.script is None:
         return
     answers = script_answers(assistant, questions)
+    if assistant.writes_text:
+        return  # about an example a script may have nothing to write
     if all(value_of(answer.text, assistant.parse) is None for answer in answers):
         raise ConfigError(
             f"rollouts.assistants.{assistant.name}: the script answers "
             f"{answers[0].text!r} about an example, and parse reads none of its "
             "answers. Correct one of the two."
         )
+
+
+def _example_questions(
+    assistant: Assistant, trajectories: list[Trajectory]
+) -> list[Question]:
+    if assistant.writes_text:
+        return text_questions(assistant, [Asked(tuple(trajectories[:2]), ("So.",))])
+    if assistant.per == "pair":
+        return questions_about_pair(assistant, *trajectories[:2])
+    return [q for t in trajectories for q in questions_about(assistant, t)]
 
 
 def _names_read(specs: Any) -> Iterator[str]:

@@ -115,6 +115,11 @@ class RolloutSettings(DeclaredSettings):
     curriculum: Spec | None = setting(
         None, "Component that changes tasks before they are sampled."
     )
+    prompt_text: Spec | None = setting(
+        None,
+        """Component that adds texts before the first message of episodes, and changes
+        them by what episodes show, e.g. ``memory`` (docs/prompt_texts.md).""",
+    )
     save_episodes: bool | str = setting(
         False,
         """Write sampled episodes, texts and tokens, into data files that SFT and Pref

@@ -17,6 +17,7 @@ from rllib_llm.algorithms.config.check_loss_mask import validate_loss_mask
 from rllib_llm.algorithms.config.check_non_llm import validate_non_llm
 from rllib_llm.algorithms.config.check_pictures import validate_pictures
 from rllib_llm.algorithms.config.check_policies import validate_policies
+from rllib_llm.algorithms.config.check_prompt_texts import validate_prompt_texts
 from rllib_llm.algorithms.config.check_reference import check_reference
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.driver.build_vllm_engines import validate_engine
@@ -81,6 +82,7 @@ def validate(config: LLMConfig) -> None:
     # On example data: a wrong setting must fail now, not after the first sampling.
     DriverComponents(config).try_out()
     validate_assistants(config)
+    validate_prompt_texts(config)
     for module_id in config.llm_module_ids:
         module_config = config.get_config_for_module(module_id)
         check_attributes(module_config)
@@ -239,7 +241,7 @@ def _validate_env_runner(config: LLMConfig) -> None:
     if stock:
         why = f"{config.env_runner_cls.__name__} samples no tasks. Use LLMEnvRunner."
         components = ("rewards", "reward_transforms", "filters", "curriculum", "fork")
-        others = ("env_processes", "sample_ahead", "save_episodes")
+        others = ("prompt_text", "env_processes", "sample_ahead", "save_episodes")
         refuse_without_effect(config, (*components, *others), why)
         return
     for name, why in _OF_STOCK_RUNNERS.items():

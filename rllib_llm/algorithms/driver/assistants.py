@@ -234,7 +234,7 @@ class AsksAssistants(RLlibAlgorithm):
         self,
         assistant: Assistant,
         answers: Sequence[Answer],
-        values: Sequence[float | None],
+        values: Sequence[float | str | None],
     ) -> None:
         unreadable = [
             answer.text

@@ -1,4 +1,4 @@
-"""Components on the driver that process whole groups: curriculum, rewards, filters."""
+"""Components on the driver: curriculum, texts, rewards, filters of whole groups."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rllib_llm.components.registry import BoundComponent, ComponentSpecs, bind
+from rllib_llm.data.added_texts import TextSource
 from rllib_llm.data.sampled_episodes import SampledEpisodes
-from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.data.turn_table import TurnTable, example_table
 from rllib_llm.data.types import Task
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import FilterResult, Filters
+from rllib_llm.prompt_texts.asked import PromptText
 from rllib_llm.rewards.combine import Rewards
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ class EnvironmentComponents:
         self.curriculum: BoundComponent | None = None
         if specs.curriculum is not None:
             self.curriculum = bind("curriculum", specs.curriculum)
+        self.prompt_text: BoundComponent | None = None
+        if specs.prompt_text is not None:
+            self.prompt_text = bind("prompt_text", specs.prompt_text)
 
     @property
     def observe(self) -> Callable[[TurnTable], None] | None:
@@ -57,15 +62,18 @@ class EnvironmentComponents:
         copy.deepcopy(self.filters).try_out()
         if self.curriculum is not None:
             trial = copy.deepcopy(self.curriculum)
-            _check_task(trial, Task(group_id=0, rollout=0, seed=0))
+            check_task(trial, Task(group_id=0, rollout=0, seed=0))
             _try_options(trial, make_env)
+        if self.prompt_text is not None:
+            try_texts(copy.deepcopy(self.prompt_text))
 
     @property
     def bound(self) -> list[BoundComponent]:
         """All components, in the order of their states in checkpoints."""
-        curriculum = [] if self.curriculum is None else [self.curriculum]
+        of_tasks = (self.curriculum, self.prompt_text)
         rewards = (*self.rewards.parts, *self.rewards.transforms)
-        return [*curriculum, *rewards, *self.filters.bound]
+        present = [component for component in of_tasks if component is not None]
+        return [*present, *rewards, *self.filters.bound]
 
 
 class DriverComponents:
@@ -123,9 +131,10 @@ class DriverComponents:
         first = {t.group_id: t for t in reversed(tasks)}
         changed: dict[int, Task] = {}
         for group, task in first.items():
-            curriculum = self.by_environment[task.environment].curriculum
-            if curriculum is not None:
-                task = _check_task(curriculum, task, iteration)
+            components = self.by_environment[task.environment]
+            for bound in (components.curriculum, components.prompt_text):
+                if bound is not None:
+                    task = check_task(bound, task, iteration)
             changed[group] = task
         return [
             dataclasses.replace(changed[t.group_id], rollout=t.rollout) for t in tasks
@@ -153,13 +162,44 @@ class DriverComponents:
                 components.observe(episodes.table_of(indices))
         return means
 
+    def prompt_text_of(self, environment: str | None) -> PromptText:
+        """Return the component that adds texts to an environment's episodes."""
+        bound = self.by_environment[environment].prompt_text
+        assert bound is not None
+        text: PromptText = bound.call
+        return text
+
+    def tables_of_texts(
+        self, episodes: SampledEpisodes
+    ) -> list[tuple[str | None, TurnTable]]:
+        """Return the trajectories of each environment with texts, and its name."""
+        return [
+            (environment, episodes.table_of(self._indices(episodes, environment)))
+            for environment, components in self.by_environment.items()
+            if components.prompt_text is not None
+        ]
+
+    def shared_texts(self) -> dict[str | None, TextSource]:
+        """Return the texts of evaluation episodes, by the environment's name."""
+        sources = {
+            environment: self.prompt_text_of(environment).shared()
+            for environment, components in self.by_environment.items()
+            if components.prompt_text is not None
+        }
+        return {name: source for name, source in sources.items() if source is not None}
+
     def _indices(
         self, episodes: SampledEpisodes, environment: str | None
     ) -> Sequence[int]:
         """Return the indices of an environment's trajectories."""
         components = self.by_environment[environment]
-        needed = components.rewards.changes_anything or components.filters.bound
-        if not needed and components.observe is None:
+        needed = (
+            components.rewards.changes_anything
+            or components.filters.bound
+            or components.prompt_text is not None
+            or components.observe is not None
+        )
+        if not needed:
             return ()  # trajectories are built at the first use
         # Stock EnvRunners have no tasks, and no mixtures.
         if environment is None:
@@ -278,13 +318,21 @@ def _try_options(curriculum: BoundComponent, make_env: Callable[[], Any]) -> Non
         env.close()
 
 
-def _check_task(curriculum: BoundComponent, task: Task, iteration: int = 0) -> Task:
-    """Return the task as changed by the curriculum, checked."""
-    changed = curriculum.call.assign(task, iteration)
+def check_task(bound: BoundComponent, task: Task, iteration: int = 0) -> Task:
+    """Return the task as changed by a curriculum or by texts, checked."""
+    changed = bound.call.assign(task, iteration)
     if not isinstance(changed, Task) or changed.group_id != task.group_id:
         raise ConfigError(
-            f"curriculum {curriculum.component.name!r} returned {changed!r} for a "
-            "task. It must return the Task with other options or max_turns "
+            f"{bound.component.kind} {bound.component.name!r} returned {changed!r} for "
+            "a task. It must return the Task with other options or max_turns "
             "(dataclasses.replace)."
         )
     return changed
+
+
+def try_texts(bound: BoundComponent) -> None:
+    """Let a component of texts read example turns."""
+    check_task(bound, Task(group_id=0, rollout=0, seed=0))
+    table = example_table()
+    asked = bound.call.asked(table)
+    bound.call.observe(table, [None] * len(asked))

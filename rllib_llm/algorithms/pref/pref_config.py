@@ -39,6 +39,7 @@ _SAMPLING = (
     "reward_transforms",
     "filters",
     "curriculum",
+    "prompt_text",
     "save_episodes",
     "fork",
     "candidates",

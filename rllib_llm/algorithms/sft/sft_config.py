@@ -25,6 +25,7 @@ _SAMPLING_SETTINGS = (
     "reward_transforms",
     "filters",
     "curriculum",
+    "prompt_text",
     "fork",
     "candidates",
     "row_per_turn",

@@ -1,0 +1,1 @@
+"""PromptSearch: texts before prompts change, weights do not."""

@@ -1,0 +1,75 @@
+"""Texts added to the first message of an episode, before the environment's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+HEADING = "Notes:"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AddedText:
+    """A text that an agent reads.
+
+    Attributes:
+        number: Its number among the texts of its component.
+        text: The text.
+    """
+
+    number: int
+    text: str
+
+
+class TextSource(Protocol):
+    """Source of the texts of an episode; it travels with tasks and does not change.
+
+    Attributes:
+        heading: The line before the texts.
+        agents: AgentIDs that read them; None: all.
+    """
+
+    @property
+    def heading(self) -> str:
+        """Return the line before the texts."""
+        ...
+
+    @property
+    def agents(self) -> frozenset[str] | None:
+        """Return the AgentIDs that read them; None: all."""
+        ...
+
+    def texts_for(self, observation: str) -> list[AddedText]:
+        """Return the texts for an agent whose first observation is given."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedTexts:
+    """The same texts for all observations.
+
+    Attributes:
+        texts: The texts, in order.
+        heading: The line before them.
+        agents: AgentIDs that read them; None: all.
+    """
+
+    texts: tuple[AddedText, ...]
+    heading: str = HEADING
+    agents: frozenset[str] | None = None
+
+    def texts_for(self, observation: str) -> list[AddedText]:
+        """Return all texts."""
+        return list(self.texts)
+
+
+def with_texts(texts: Sequence[str], observation: str, heading: str = HEADING) -> str:
+    """Return a first message: the heading, one line for each text, the observation.
+
+    Without texts it is the observation alone.
+    """
+    if not texts:
+        return observation
+    lines = "\n".join(f"- {text}" for text in texts)
+    return f"{heading}\n{lines}\n\n{observation}"

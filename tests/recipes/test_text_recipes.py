@@ -1,0 +1,95 @@
+"""Presets that change texts, their last stage shortened, on a model of random play."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rllib_llm.data.episode_data import episode_data, task_of
+from rllib_llm.recipes import load_recipe, search_spaces
+
+CASES = {
+    "text_memory": {},
+    "reflexion": {},
+    "training_free_grpo": {},
+    "inspo": {"drop_zero_variance_groups": False, "minibatch_size": 8},
+    "memory_r1": {"drop_zero_variance_groups": False, "minibatch_size": 8},
+}
+
+
+def last_stage(name):
+    """Return the config of a preset's last stage, made small."""
+    config = load_recipe(name).stages[-1].build_config(search_spaces.first_of)
+    config.language_model(tiny={"hidden_size": 32, "intermediate_size": 64})
+    config.sft(demonstrations=150, mistake_rate=1.0, lr=1e-2)
+    config.rollouts(episodes_per_iteration=8 * config.group_size)
+    config.evaluation(evaluation_interval=None)
+    config.initial_checkpoint = None
+    if CASES[name]:
+        config.training(**CASES[name])
+    return config
+
+
+def check_memory(texts, episodes):
+    """Episodes read a text that solved the same ground before."""
+    bank = {e.number: e for e in texts.bank.entries}
+    assert bank and all(e.text for e in bank.values())
+    read = [e for e in episodes if episode_data(e).added_texts]
+    for episode in read:
+        (added,) = episode_data(episode).added_texts
+        observation = str(episode.get_observations(0))
+        assert added.number not in bank or bank[added.number].key == observation
+    assert read
+
+
+def check_reflections(texts, episodes):
+    """A task that failed comes again, with a text about it that is new."""
+    again = [e for e in episodes if episode_data(e).added_texts]
+    assert again
+    for episode in again:
+        scope = str(task_of(episode).seed)
+        written = [e.text for e in texts.bank.entries if e.scope == scope]
+        assert episode_data(episode).added_texts[0].text in written
+        assert len(set(written)) == len(written)
+
+
+def check_library(texts, episodes):
+    """The text that the solved rollouts show is in the library."""
+    gold = episodes[0].get_infos(-1)["gold_answers"]
+    assert texts.texts == gold
+
+
+def check_population(texts, episodes):
+    """Instructions were rated, proposals tried."""
+    assert texts.members[0].value is not None
+    assert texts._next > 3
+    numbers = {a.number for e in episodes for a in episode_data(e).added_texts}
+    assert numbers
+
+
+CHECKS = {
+    "text_memory": check_memory,
+    "reflexion": check_reflections,
+    "training_free_grpo": check_library,
+    "inspo": check_population,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("name", CASES)
+def test_texts_change_as_the_method_says(ray_session, name):
+    algo = last_stage(name).build_algo()
+    results = [algo.train() for _ in range(3)]
+    if name in CHECKS:
+        texts = algo._driver_components.prompt_text_of(None)
+        CHECKS[name](texts, list(algo.sample_groups(8)))
+    algo.stop()
+    if not CASES[name]:
+        assert all(r["num_updates_skipped"] == 1 for r in results)
+        return
+    (trained,) = algo.config.trained_module_ids
+    assert trained == {"inspo": "default_policy", "memory_r1": "manager"}[name]
+    learned = results[-1]["learners"][trained]
+    assert np.isfinite(learned["grad_norm"]) and learned["grad_norm"] > 0
+    assert learned["num_trained_tokens"] > 0
