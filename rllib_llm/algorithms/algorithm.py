@@ -26,6 +26,7 @@ from rllib_llm import json_state
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.algorithms.config.validation import env_creator
 from rllib_llm.algorithms.driver.assistants import AsksAssistants
+from rllib_llm.algorithms.driver.baseline_rollouts import play_baselines
 from rllib_llm.algorithms.driver.build_vllm_engines import (
     new_actor_name,
     with_engine_bundle,
@@ -76,10 +77,10 @@ _SAVER_KEY = "llm_saved_episodes"
 
 class LLMAlgorithm(
     EvaluatesFirst,
+    AsksAssistants,
     SamplingAlgorithm,
     CheckpointedAlgorithm,
     LiveAlgorithm,
-    AsksAssistants,
     SavesEpisodes,
     PPO,
 ):
@@ -236,9 +237,8 @@ class LLMAlgorithm(
             share_rewards(episodes, self.config.shared_reward_fraction)
         self.before_rewards(episodes)
         episodes = self.ask_assistants(episodes)
-        for name, mean in self._driver_components.assign_rewards(
-            episodes, self.iteration
-        ).items():
+        means = self._driver_components.assign_rewards(episodes, self.iteration)
+        for name, mean in means.items():
             self.metrics.log_value(("reward_parts", *name), mean, window=1)
         std = returns_std(episodes, self.config.group_size)
         self.metrics.log_value("return_std", std, reduce=EPISODE_MEAN)
@@ -247,7 +247,9 @@ class LLMAlgorithm(
         return episodes
 
     def before_rewards(self, episodes: SampledEpisodes) -> None:
-        """Do nothing; subclasses may add what rewards read."""
+        """Play what rewards compare with; subclasses may add what rewards read."""
+        if self._driver_components.has_gains:
+            play_baselines(self, episodes)
 
     def process_episodes(self, episodes: SampledEpisodes) -> SampledEpisodes:
         """Assign advantages to sampled episodes and return those to train on.

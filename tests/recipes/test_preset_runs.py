@@ -24,6 +24,10 @@ LAKE = ("sft={demonstrations: 100, lr: 1e-2}", "env_config.size=3")
 SEARCH = ("sft={demonstrations: 200, lr: 3e-3, mistake_rate: 0.3}",)
 # So that some of few episodes differ.
 VALID = "rollouts.rewards=[{name: format, valid: 1.0, invalid: 0.0}]"
+GAINS = (
+    "rollouts.rewards=[{name: format, valid: 1.0, invalid: 0.0}, "
+    "{name: asked, of: judge}, {name: gain, options: {tool: false}}]"
+)
 TEACHER = "training.ref_model={tiny: {hidden_size: 64}, sft: {demonstrations: 8}}"
 # Whose scorer learns in the first iteration, before the policy does.
 SCORED = {
@@ -57,14 +61,18 @@ CASES = {
     "judged": (*GROUPS, "sft={demonstrations: 200, lr: 1e-2}"),
     "swirl": SEARCH,
     "zero_search": (*GROUPS, *SEARCH, VALID),
+    "search_planner": (*SEARCH, GAINS),
+    "ssrl": (*GROUPS, *SEARCH, VALID),
+    "web_rl": (LAKE[0], *GROUPS, VALID),
     "mua_rl": (*GROUPS, "sft={demonstrations: 100, lr: 3e-3}", VALID),
     "judged_pairs": ("env_config={}", "sft={demonstrations: 200, lr: 1e-2}"),
     **{n: (*LAKE, *more, "scorer.warmup_iters=1") for n, more in SCORED.items()},
 }
 # States of methods that their recipes do not reproduce unchanged.
 UNTRAINED = ("by config", "incomplete")
-# Stages whose data are tested by test_stored_data_recipes.
-STAGED = {"agent_tuning", "atlas", "behavior_priming", "ire_vla", "rest"}
+# Stages that test_stored_data_recipes and test_written_data_recipes check.
+STAGED = {"agent_tuning", "atlas", "auto_coa", "behavior_priming", "ire_vla", "rest"}
+STAGED |= {"mask_search", "plan_and_act", "star"}
 # Where the others are: modules with CASES by the names of presets.
 ELSEWHERE = {
     "recipes": ("test_credit_recipes", "test_reward_recipes"),

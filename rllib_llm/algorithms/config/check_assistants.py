@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rllib_llm.algorithms.driver.proposals import proposal_questions
 from rllib_llm.assistants.answers import value_of
 from rllib_llm.assistants.comparisons import questions_about_pair
 from rllib_llm.assistants.local_sources import api_model, script_answers
 from rllib_llm.assistants.questions import questions_about
 from rllib_llm.assistants.settings import Assistant, read_assistants
+from rllib_llm.curricula.proposed import Proposed, read_options
 from rllib_llm.data.turn_table import example_table
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.modules.architectures import check_folder
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 ASKED = "asked"  # the reward, and the filter
+PROPOSED = "proposed"  # the curriculum
 
 
 def assistants_read(config: LLMConfig) -> dict[str | None, set[str]]:
@@ -33,6 +36,18 @@ def assistants_read(config: LLMConfig) -> dict[str | None, set[str]]:
     }
 
 
+def assistants_asked_for_tasks(config: LLMConfig) -> set[str]:
+    """Return the assistants that curricula ask for tasks."""
+    curricula = [specs.curriculum for specs in config.component_specs().values()]
+    return {
+        curriculum["of"]
+        for curriculum in curricula
+        if isinstance(curriculum, Mapping)
+        and curriculum.get("name") == PROPOSED
+        and isinstance(curriculum.get("of"), str)
+    }
+
+
 def validate_assistants(config: LLMConfig) -> None:
     """Check the assistants, and that each is read and can be asked.
 
@@ -40,24 +55,43 @@ def validate_assistants(config: LLMConfig) -> None:
         ConfigError: With the assistant, the value, the rule and the remedy.
     """
     assistants = read_assistants(config.assistants)
-    names = {name for read in assistants_read(config).values() for name in read}
-    for name in sorted(names - set(assistants)):
-        raise ConfigError(
-            f"A component 'asked' reads the answers of {name!r}, which is not in "
-            f"rollouts.assistants. {did_you_mean(name, assistants)}"
-        )
-    for name, assistant in assistants.items():
-        if name not in names:
+    of_answers = {name for read in assistants_read(config).values() for name in read}
+    of_tasks = assistants_asked_for_tasks(config)
+    for names, reader in (
+        (of_answers, "A component 'asked'"),
+        (of_tasks, f"The curriculum {PROPOSED!r}"),
+    ):
+        for name in sorted(names - set(assistants)):
             raise ConfigError(
-                f"rollouts.assistants.{name} is never asked. Add {{name: asked, of: "
-                f"{name}}} to rollouts.rewards or rollouts.filters, or leave it out."
+                f"{reader} reads the answers of {name!r}, which is not in "
+                f"rollouts.assistants. {did_you_mean(name, assistants)}"
             )
+    for name, assistant in assistants.items():
+        _check_reader(assistant, name in of_answers, name in of_tasks)
         check_source(config, assistant)
         _try_question(assistant)
     if assistants and getattr(config, "needs_greedy", False):
         raise ConfigError(
             "rollouts.assistants: greedy rollouts are not asked about. Use another "
             "advantage_baseline."
+        )
+
+
+def _check_reader(assistant: Assistant, is_answer: bool, is_task: bool) -> None:
+    """Check that the kind of component reads an assistant that ``per`` is for."""
+    where = f"rollouts.assistants.{assistant.name}"
+    if not (is_answer or is_task):
+        reward = f"{{name: asked, of: {assistant.name}}}"
+        raise ConfigError(
+            f"{where} is never asked. Add {reward} to rollouts.rewards or "
+            f"rollouts.filters, make it {{name: {PROPOSED}, of: {assistant.name}}} in "
+            "rollouts.curriculum with per='task', or leave it out."
+        )
+    if is_task != (assistant.per == "task") or (is_task and is_answer):
+        raise ConfigError(
+            f"{where}.per={assistant.per!r}: the curriculum {PROPOSED!r} asks for "
+            "tasks, which is per='task', and components 'asked' read answers about "
+            "trajectories, turns or pairs. Set per, or define another assistant."
         )
 
 
@@ -80,6 +114,12 @@ def check_source(config: LLMConfig, assistant: Assistant) -> None:
         raise ConfigError(
             f"{where}.per='pair' compares rollouts of a task, but group_size="
             f"{config.group_size}. Use group_size >= 2."
+        )
+    is_model = assistant.script is None
+    if assistant.per == "task" and is_model and not assistant.temperature:
+        raise ConfigError(
+            f"{where}: proposals are all the same at temperature 0. Set temperature, "
+            "e.g. 1.0."
         )
     if assistant.api is not None:
         api_model(assistant)
@@ -117,6 +157,9 @@ def _check_model(model: str) -> None:
 
 def _try_question(assistant: Assistant) -> None:
     """Ask about example turns; only a script is answered, at once."""
+    if assistant.per == "task":
+        _try_proposal(assistant)
+        return
     trajectories = example_table().trajectories
     try:
         questions = (
@@ -137,6 +180,20 @@ def _try_question(assistant: Assistant) -> None:
             f"rollouts.assistants.{assistant.name}: the script answers "
             f"{answers[0].text!r} about an example, and parse reads none of its "
             "answers. Correct one of the two."
+        )
+
+
+def _try_proposal(assistant: Assistant) -> None:
+    """Ask a script for tasks, at once."""
+    if assistant.script is None:
+        return
+    examples = Proposed(of=assistant.name, proposals=8)
+    questions = proposal_questions(assistant, examples, (0,))
+    answers = script_answers(assistant, questions)
+    if all(read_options(answer.text) is None for answer in answers):
+        raise ConfigError(
+            f"rollouts.assistants.{assistant.name}: the script proposes "
+            f"{answers[0].text!r}, which is no JSON object of options. Correct it."
         )
 
 
