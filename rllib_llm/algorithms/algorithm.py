@@ -25,6 +25,7 @@ from ray.rllib.utils.metrics import (
 from rllib_llm import json_state
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.algorithms.config.validation import env_creator
+from rllib_llm.algorithms.driver.baseline_rollouts import play_baselines
 from rllib_llm.algorithms.driver.build_vllm_engines import (
     new_actor_name,
     with_engine_bundle,
@@ -77,10 +78,10 @@ _SAVER_KEY = "llm_saved_episodes"
 
 class LLMAlgorithm(
     EvaluatesFirst,
+    ChangesPromptTexts,
     SamplingAlgorithm,
     CheckpointedAlgorithm,
     LiveAlgorithm,
-    ChangesPromptTexts,
     ScoresCandidates,
     SavesEpisodes,
     PPO,
@@ -238,9 +239,8 @@ class LLMAlgorithm(
             share_rewards(episodes, self.config.shared_reward_fraction)
         self.before_rewards(episodes)
         episodes = self.ask_assistants(episodes)
-        for name, mean in self._driver_components.assign_rewards(
-            episodes, self.iteration
-        ).items():
+        means = self._driver_components.assign_rewards(episodes, self.iteration)
+        for name, mean in means.items():
             self.metrics.log_value(("reward_parts", *name), mean, window=1)
         self.change_prompt_texts(episodes)
         std = returns_std(episodes, self.config.group_size)
@@ -251,7 +251,9 @@ class LLMAlgorithm(
         return episodes
 
     def before_rewards(self, episodes: SampledEpisodes) -> None:
-        """Do nothing; subclasses may add what rewards read."""
+        """Play what rewards compare with; subclasses may add what rewards read."""
+        if self._driver_components.has_gains:
+            play_baselines(self, episodes)
 
     def process_episodes(self, episodes: SampledEpisodes) -> SampledEpisodes:
         """Assign advantages to sampled episodes and return those to train on.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -49,3 +51,35 @@ def outcome(
         seed = stable_seed("outcome", *question.replies)
     is_right = np.random.default_rng(seed).random() < accuracy
     return "yes" if question.is_good == is_right else "no"
+
+
+@component("answer", "propose")
+def propose(
+    question: Question,
+    *,
+    ranges: Mapping[str, Sequence[int]],
+    unreadable: Fraction = 0.0,
+) -> str:
+    """Propose options of a task at random, as a JSON object.
+
+    It stands for a model that proposes tasks, to test the curriculum ``proposed``.
+
+    Args:
+        question: The question.
+        ranges: Least and largest value of each option, whole numbers.
+        unreadable: Probability of an answer without options.
+
+    Returns:
+        The options, or a text without any.
+    """
+    for name, bounds in ranges.items():
+        if len(bounds) != 2 or bounds[0] > bounds[1]:
+            raise ConfigError(
+                f"The script 'propose' got ranges.{name}={list(bounds)!r}; it needs "
+                "the least and the largest value. Use e.g. [3, 6]."
+            )
+    rng = np.random.default_rng(question.seed)
+    if rng.random() < unreadable:
+        return "I have no task."
+    options = {k: int(rng.integers(low, high + 1)) for k, (low, high) in ranges.items()}
+    return json.dumps(options)

@@ -24,8 +24,11 @@ PRIVILEGED_PAIR_FIELDS = ("gold",)
 # Those of a question that is answered with a text.
 TEXT_FIELDS = ("task", "episodes", "texts")
 PRIVILEGED_TEXT_FIELDS = ("gold",)
+# That of a question for a task.
+TASK_FIELDS = ("tasks",)
 SOURCES = ("policy", "model", "api", "script")
 _OF_MODELS = ("temperature", "max_new_tokens")
+_OF_VALUES = ("parse", "samples", "reduce", "unreadable", "opponents", "privileged")
 
 
 class ApiGiven(TypedDict, total=False):
@@ -57,7 +60,7 @@ class AssistantGiven(TypedDict, total=False):
     script: Spec
     template: str
     system: str
-    per: Literal["trajectory", "turn", "pair"]
+    per: Literal["trajectory", "turn", "pair", "task"]
     opponents: PositiveInt | None
     parse: ParseGiven
     samples: PositiveInt
@@ -102,7 +105,8 @@ class Assistant:
         script: Component of kind ``answer`` that answers, or None.
         system: System message of the question, or None.
         per: "trajectory": one question about each; "turn": one about each turn; "pair":
-            two about each two rollouts of a task, in both orders.
+            two about each two rollouts of a task, in both orders; "task": it proposes
+            a task, for a curriculum.
         opponents: Rollouts that each is compared with; None: all others.
         samples: Answers to each question.
         reduce: Value of several readable answers: their "mean" or "median".
@@ -122,7 +126,7 @@ class Assistant:
     api: Mapping[str, Any] | None = None
     script: BoundComponent | None = None
     system: str | None = None
-    per: Literal["trajectory", "turn", "pair"] = "trajectory"
+    per: Literal["trajectory", "turn", "pair", "task"] = "trajectory"
     opponents: int | None = None
     samples: int = 1
     reduce: Literal["mean", "median"] = "mean"
@@ -169,7 +173,7 @@ def read_assistant(name: str, given: Mapping[str, Any]) -> Assistant:
     unreadable = values.pop("unreadable", "drop")
     assistant = Assistant(
         name=name,
-        parse=_parse(where, values.pop("parse", None)),
+        parse=_parse_of(where, given, values),
         unreadable=None if unreadable == "drop" else float(unreadable),
         **_with_script(values),
     )
@@ -177,6 +181,19 @@ def read_assistant(name: str, given: Mapping[str, Any]) -> Assistant:
     _check_samples(where, assistant, given)
     _check_template(where, assistant)
     return assistant
+
+
+def _parse_of(where: str, given: Mapping[str, Any], values: dict[str, Any]) -> Parse:
+    """Take ``parse`` out of the values; proposals of tasks have none."""
+    if given.get("per") != "task":
+        return _parse(where, values.pop("parse", None))
+    unused = [key for key in _OF_VALUES if key in given]
+    if unused:
+        raise ConfigError(
+            f"{where}: {', '.join(unused)} would have no effect, because per='task' "
+            "answers with a task and not with a value. Leave it out."
+        )
+    return Parse()
 
 
 def _with_script(values: dict[str, Any]) -> dict[str, Any]:
@@ -283,13 +300,7 @@ def _check_samples(where: str, assistant: Assistant, given: Mapping[str, Any]) -
 
 
 def _check_template(where: str, assistant: Assistant) -> None:
-    is_pair = assistant.per == "pair"
-    open_fields: tuple[str, ...] = PAIR_FIELDS if is_pair else FIELDS
-    privileged: tuple[str, ...] = PRIVILEGED_FIELDS
-    if is_pair:
-        privileged = PRIVILEGED_PAIR_FIELDS
-    if assistant.writes_text:
-        open_fields, privileged = TEXT_FIELDS, PRIVILEGED_TEXT_FIELDS
+    open_fields, privileged = _fields_of(assistant)
     listed = ", ".join(f"{{{field}}}" for field in open_fields)
     if not assistant.template:
         if assistant.script is None:
@@ -311,11 +322,23 @@ def _check_template(where: str, assistant: Assistant) -> None:
                 f"{where}.template has the placeholder {{{field}}}, which tells what "
                 "only the environment knows. Set privileged to True, or leave it out."
             )
-    if not named:
+    # Questions for tasks differ by their seeds.
+    if not named and assistant.per != "task":
         raise ConfigError(
             f"{where}.template has no placeholder, so that all questions are the same. "
             f"Add one: {listed}."
         )
+
+
+def _fields_of(assistant: Assistant) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the placeholders for all, and those that need ``privileged``."""
+    if assistant.per == "task":
+        return TASK_FIELDS, ()
+    if assistant.writes_text:
+        return TEXT_FIELDS, PRIVILEGED_TEXT_FIELDS
+    if assistant.per == "pair":
+        return PAIR_FIELDS, PRIVILEGED_PAIR_FIELDS
+    return FIELDS, PRIVILEGED_FIELDS
 
 
 def _placeholders(where: str, template: str) -> list[str]:

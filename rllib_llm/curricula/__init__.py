@@ -6,6 +6,6 @@ optionally ``observe(table)``, called with the sampled groups, ``get_state`` and
 use, which are tried before training. Importing this package registers its curricula.
 """
 
-from rllib_llm.curricula import bandit, failed, horizon, rising, threshold
+from rllib_llm.curricula import bandit, failed, horizon, proposed, rising, threshold
 
-__all__ = ["bandit", "failed", "horizon", "rising", "threshold"]
+__all__ = ["bandit", "failed", "horizon", "proposed", "rising", "threshold"]

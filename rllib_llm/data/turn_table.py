@@ -56,6 +56,7 @@ class Trajectory:
             without such a rollout.
         scores: Score of each turn; None without a scorer. [H]
         answers: Values of an assistant's answers, by its name: one, or one per turn.
+        baselines: Mean returns of the task under other options, by reward ``gain``.
         messages: The conversation of the last turn, system message included, as the
             policy read it and wrote it.
         path: Branches that sampled the turns; several if the episode is a fork.
@@ -85,6 +86,7 @@ class Trajectory:
     greedy_return: float | None = None
     scores: list[float] | None = None
     answers: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    baselines: dict[str, float] = dataclasses.field(default_factory=dict)
     messages: list[Message] = dataclasses.field(default_factory=list)
     path: Path = ()
     images: list[tuple[str, ...]] = dataclasses.field(default_factory=list)

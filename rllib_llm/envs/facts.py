@@ -51,6 +51,15 @@ def question(chain: Sequence[Fact]) -> str:
     return f"What is the {relations} of {chain[0].entity}?"
 
 
+def masked_text(of: Sequence[Fact]) -> str:
+    """Return e.g. "Fill in: The river of Ratal is [1]. The home of Zanos is [2]."."""
+    sentences = [
+        f"The {fact.relation} of {fact.entity} is [{number}]."
+        for number, fact in enumerate(of, start=1)
+    ]
+    return f"Fill in: {' '.join(sentences)}"
+
+
 class World:
     """Facts about entities, and a search over their documents.
 

@@ -21,7 +21,7 @@ class Judging(SearchFacts):
     format_hint = "Use <search>words</search> or <answer>A</answer>."
     tagged = re.compile(r"<(search|answer)>([^<]*)</\1>")
 
-    def start(
+    def start(  # type: ignore[override]  # without masks, always with the tool
         self, rng: np.random.Generator, hops: int = 1, results: int = 1, world: int = 0
     ) -> str:
         """Draw a question, a wrong answer, and which letter has the right one.

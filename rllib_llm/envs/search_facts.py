@@ -13,6 +13,7 @@ from rllib_llm.envs.parsing import require_int
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import in_split
 from rllib_llm.envs.tool_or_answer import ToolOrAnswer
+from rllib_llm.errors import ConfigError
 
 
 class SearchGame(ToolOrAnswer):
@@ -87,13 +88,21 @@ class SearchFacts(SearchGame):
     """Search for facts, then answer. Return 1 if the answer is right.
 
     Questions need one fact or two, where the second is about the value of the first.
+    With ``masks`` the task is a text instead, whose masked values are the answer.
     The two splits share no entities, neither at the start of questions nor on the way.
     """
 
     max_turns = 4
+    is_masked, has_tool = False, True
 
     def start(
-        self, rng: np.random.Generator, hops: int = 1, results: int = 2, world: int = 0
+        self,
+        rng: np.random.Generator,
+        hops: int = 1,
+        results: int = 2,
+        world: int = 0,
+        masks: int = 0,
+        tool: bool = True,
     ) -> str:
         """Draw a question.
 
@@ -102,26 +111,53 @@ class SearchFacts(SearchGame):
             hops: Number of facts that a question needs, 1 or 2.
             results: Number of documents that a search returns, in [1, 10].
             world: Seed of the facts, >= 0.
+            masks: Number of facts in a text whose values are masked, at most 3; 0: a
+                question.
+            tool: Whether a search finds anything.
         """
+        self.has_tool = tool
         require_int("hops", hops, 1, 2)
+        self.is_masked = require_int("masks", masks, 0, 3) > 0
+        if self.is_masked and hops > 1:
+            raise ConfigError(
+                f"masks={masks} has texts of single facts, so that hops={hops} has no "
+                "effect. Set hops to 1, or masks to 0."
+            )
         self.results = require_int("results", results, 1, 10)
         self.world = facts.world(require_int("world", world, 0, 2**31 - 1))
-        self.chain = self._draw(rng, hops)
         self.begin()
+        if self.is_masked:
+            self.chain = self._draw_masked(rng, masks)
+            return facts.masked_text(self.chain)
+        self.chain = self._draw(rng, hops)
         return facts.question(self.chain)
 
     def find(self, query: str) -> list[str]:
-        """Return the documents that match the query best."""
-        return self.world.index.search(query, self.results)
+        """Return the documents that match the query best; none without the tool."""
+        return [] if not self.has_tool else self.world.index.search(query, self.results)
+
+    def gold_answers(self) -> list[str]:
+        """Return the right answer; of a text the masked values in order."""
+        if self.is_masked:
+            return [", ".join(fact.value for fact in self.chain)]
+        return super().gold_answers()
 
     def judge(self, answer: str) -> tuple[float, bool]:
         """Compare the answer with the right one, ignoring case."""
-        is_right = answer.strip(" .").lower() == self.chain[-1].value.lower()
+        is_right = answer.strip(" .").lower() == self.gold_answers()[0].lower()
         return float(is_right), is_right
 
     def any_fact(self, rng: np.random.Generator) -> facts.Fact:
         """Return any fact of the world."""
         return list(self.world.facts.values())[int(rng.integers(len(self.world.facts)))]
+
+    def _draw_masked(self, rng: np.random.Generator, count: int) -> list[facts.Fact]:
+        """Draw facts about different entities of the split."""
+        drawn: dict[str, facts.Fact] = {}
+        while len(drawn) < count:
+            (fact,) = self._draw(rng, 1)
+            drawn.setdefault(fact.entity, fact)
+        return list(drawn.values())
 
     def _draw(self, rng: np.random.Generator, hops: int) -> list[facts.Fact]:
         """Draw chains until all their entities belong to the split."""

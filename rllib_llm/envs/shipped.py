@@ -39,6 +39,7 @@ from rllib_llm.envs import (  # noqa: F401
     ui,
     webshop,
     wordle,
+    written_results,
 )
 from rllib_llm.envs.adapters import (  # noqa: F401  (import libraries on demand)
     babyai,

@@ -139,6 +139,34 @@ def turns_with(
     return np.array(kept, bool)
 
 
+@component(
+    "filter",
+    "turn_info",
+    paper="SSRL, arXiv:2508.10874 (own results are not trained)",
+    effect="turns",
+)
+def turn_info(
+    table: TurnTable, *, key: str, value: str | float | bool | None = None
+) -> np.ndarray:
+    """Keep turns after which the environment's info has a value.
+
+    Args:
+        table: Whole groups.
+        key: Key of the info, e.g. "written_result".
+        value: The value that is kept. A turn whose info lacks the key has None.
+
+    Returns:
+        Whether to keep each turn. bool [M]
+    """
+    kept = [
+        # Of one type: True equals 1 in Python.
+        type(given) is type(value) and given == value
+        for t in table.trajectories
+        for given in t.info_per_turn(key, None)
+    ]
+    return np.array(kept, bool)
+
+
 def _check_share(most: float) -> None:
     if not 0 <= most <= 1:
         raise ValueError(f"most={most} must be in [0, 1]. Use e.g. 0.5.")

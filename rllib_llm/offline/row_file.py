@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from rllib_llm.envs.dataset.row_reader import (
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import Parser, parser_of
 from rllib_llm.offline.episode_rows import StoredEpisode
+from rllib_llm.offline.removed_texts import without_text
 from rllib_llm.seeding import stable_seed
 
 
@@ -33,16 +35,28 @@ class RowFile:
         paths: Files, as of :func:`rllib_llm.envs.dataset.row_files.local_files`.
         parse: Returns a line's content; raises RowError.
         min_return: Saved episodes with a lower return are left out; None: none are.
+        remove: Regular expression of a text that is left out of prompts, or None.
+
+    Attributes:
+        has_removed: Whether a row has such a text.
 
     Raises:
         ConfigError: A file or a row cannot be used, or there are no rows.
     """
 
+    has_removed = False
+
     def __init__(
-        self, paths: Sequence[str], parse: Parser, min_return: float | None = None
+        self,
+        paths: Sequence[str],
+        parse: Parser,
+        min_return: float | None = None,
+        remove: str | None = None,
     ):
         files = local_files(paths)
         entries, problems, count = [], [], 0
+        if remove is not None:
+            parse = functools.partial(self._parse_without, parse, remove)
         for entry, problem, episode_return in _scan(files, parse, min_return):
             count += 1
             if problem:
@@ -60,6 +74,11 @@ class RowFile:
             )
         self._entries = np.array(entries, ENTRY)
         self._reader: RowReader[Any] = RowReader(files, parse)
+
+    def _parse_without(self, parse: Parser, remove: str, line: bytes) -> Any:
+        row, changed = without_text(parse(line), remove)
+        self.has_removed |= changed
+        return row
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -111,6 +130,11 @@ class SharedRows:
     def __init__(self, parts: Sequence[RowFile], shares: Sequence[float]):
         self._parts, self._shares = parts, np.asarray(shares, np.float64)
         self._taken = np.zeros(len(parts), np.int64)  # rows before the next one
+
+    @property
+    def has_removed(self) -> bool:
+        """True if a row of a part has a text that is left out."""
+        return any(part.has_removed for part in self._parts)
 
     def __len__(self) -> int:
         """Return the number of rows of all parts."""
@@ -219,7 +243,10 @@ def _first_columns(files: Sequence[Path]) -> list[str]:
 
 
 def open_rows(
-    files: str | Sequence[str], parse: Parser, min_return: float | None = None
+    files: str | Sequence[str],
+    parse: Parser,
+    min_return: float | None = None,
+    remove: str | None = None,
 ) -> RowFile:
     """Return the rows of files, which are read once per process unless they change.
 
@@ -227,16 +254,21 @@ def open_rows(
         files: A path or several; see :class:`RowFile`.
         parse: A function of the module, which is part of the key of opened files.
         min_return: See :class:`RowFile`.
+        remove: See :class:`RowFile`.
 
     Raises:
         ConfigError: A file or a row cannot be used.
     """
     paths = (files,) if isinstance(files, str) else tuple(files)
-    return _opened(paths, parse, min_return, cache_key(local_files(paths)))
+    return _opened(paths, parse, min_return, remove, cache_key(local_files(paths)))
 
 
 @lru_cache(maxsize=8)
 def _opened(
-    paths: tuple[str, ...], parse: Parser, min_return: float | None, key: str
+    paths: tuple[str, ...],
+    parse: Parser,
+    min_return: float | None,
+    remove: str | None,
+    key: str,
 ) -> RowFile:
-    return RowFile(paths, parse, min_return)
+    return RowFile(paths, parse, min_return, remove)

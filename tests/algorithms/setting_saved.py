@@ -10,10 +10,11 @@ from typing import Any
 from learner_helpers import fake_episode, make_config
 from setting_places import demonstrated
 
-from rllib_llm import LLMPPOConfig
+from rllib_llm import LLMPPOConfig, SFTConfig
 from rllib_llm.algorithms.driver.saved_episodes import EpisodeSaver, SavesEpisodes
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.offline.conversation_files import parse_row
 
 SAVED = tempfile.TemporaryDirectory()
 
@@ -49,6 +50,14 @@ def imitated_rows(algo: str, env: Any = None, **sections: Any) -> Any:
     files = [_file(name, reward) for name, reward in (("a", 0.0), ("b", 1.0))]
     given = {"files": files, **sections["data"]}
     return demonstrated("SFT", env, data=given)
+
+
+def read_prompts(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return the prompts of a file's rows."""
+    given = {"files": [_file("a", 0.0)], **sections["data"]}
+    rows = SFTConfig().data(**given).stored_rows(parse_row)
+    assert rows is not None
+    return [row.agents[0].turns[0].messages for row in rows.in_passes(0, 0, 1)]
 
 
 def _file(reply: str, reward: float) -> str:

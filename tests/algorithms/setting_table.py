@@ -69,7 +69,7 @@ from setting_runs import (
     team_run,
     trained,
 )
-from setting_saved import SAVED, imitated_rows, saved
+from setting_saved import SAVED, imitated_rows, read_prompts, saved
 from setting_scorer import scorer_after
 from setting_table_rllib import RLLIB
 from team_helpers import Pair, PairTogether, tiny_model
@@ -353,6 +353,7 @@ DATA = {
     "files": of(demonstrated, "SFT", conversations(), env=Taught),
     "shares": of(imitated_rows, "SFT", [0.25, 0.75], env=Taught),
     "min_return": of(imitated_rows, "SFT", 0.5, env=Taught),
+    "remove": of(read_prompts, "SFT", "ess", env=Taught),
     "held_out": of(held_out, "RewardModel", comparisons()),
     "episodes_per_iteration": of(mixed_rows, "GRPO", 2),
     "coeff": of(with_written, "GRPO", 0.3),

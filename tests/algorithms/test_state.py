@@ -116,6 +116,14 @@ def failed(curriculum: Any) -> None:
     curriculum.observe(table)
 
 
+def proposed(curriculum: Any) -> None:
+    """Let options of medium success be kept, and others wait."""
+    curriculum.receive([{"size": 3}, {"size": 4}, {"size": 5}])
+    for group in range(2):
+        curriculum.assign(Task(group, 0, group), 0)
+    curriculum.observe(played())
+
+
 def assigned(curriculum: Any) -> list[Any]:
     taught(curriculum)  # what was counted before decides what this leads to
     return [curriculum.assign(Task(g, 0, g), 0).options for g in range(50, 56)]
@@ -445,6 +453,11 @@ CASES = {
         lambda: Bank(capacity=5, similar=0.9),
         lambda of: [of.write(key, key, 0.5) for key in ("a", "b", "a")],
         lambda of: [of.write("a", "c", 0.9), of.add("d", "d").number, of.entries],
+    ),
+    "Proposed": Case(
+        lambda: bind("curriculum", {"name": "proposed", "of": "x", "prob": 1.0}).call,
+        proposed,
+        lambda of: [of.assign(Task(g, 0, g), 0).options for g in range(9)],
     ),
     "ThresholdCurriculum": curriculum("threshold", **THRESHOLD_CURRICULUM),
     "advantages.estimators.recent_returns.History": advantage_estimator("history"),

@@ -188,6 +188,21 @@ def test_the_share_of_failed_tasks_and_their_number_are_bounded():
     assert sampled(copy.deepcopy(of), 300, [4] * 9) == sampled(of, 300, [4] * 9)
 
 
+def test_failed_tasks_come_again_with_other_options():
+    of = curriculum("failed", prob=1.0, repeats=1, options={"hint_prob": 1.0})
+    assert of.all_options() == [{"hint_prob": 1.0}]
+    assert curriculum("failed").all_options() == []
+    task = Task(0, 0, seed=7, options={"split": "train", "hint_prob": 0.0})
+    assert of.assign(task, 0) == task  # none has failed yet
+    of.observe(TurnTable([trajectory(0, 0, rewards=[0.0])]))
+    (waiting,) = of.get_state()["waiting"]
+    assert waiting[1] == {}  # its own options, without the added ones
+    again = of.assign(dataclasses.replace(task, group_id=1, seed=8), 1)
+    assert (again.seed, again.options) == (100, {"hint_prob": 1.0})
+    with pytest.raises(ConfigError, match="options"):
+        curriculum("failed", options="hint")
+
+
 # Both --------------------------------------------------------------------------------
 
 

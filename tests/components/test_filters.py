@@ -5,13 +5,14 @@ import pytest
 from component_helpers import random_table, rearranged, trajectory
 
 from rllib_llm.components.registry import COMPONENTS, bind
-from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.data.turn_table import MissingInfo, TurnTable
 from rllib_llm.data.types import StopReason
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import Filters
 
 # Without `asked`, which needs an assistant: tests/assistants.
 FILTERS = tuple(name for name in COMPONENTS["filter"] if name != "asked")
+NEEDED = {"turn_info": {"key": "tool_error", "value": False}}
 
 
 def kept(name, table, **settings):
@@ -209,6 +210,20 @@ def test_turns_after_the_first_error_are_not_learnt_from():
     assert [v.masked_turns for v in outcomes] == [{2}, {1}, set()]
 
 
+def test_turns_whose_info_has_a_value():
+    infos = [{"own": False}, {"own": True}, {}]
+    table = TurnTable([trajectory(0, 0, rewards=[0, 0, 1], infos=infos)])
+    for value, expected in ((True, [0, 1, 0]), (False, [1, 0, 0]), (None, [0, 0, 1])):
+        choices = {"key": "own", "value": value}
+        assert kept("turn_info", table, **choices).tolist() == expected
+    # 1 is not True.
+    assert not kept("turn_info", table, key="own", value=1.0).any()
+    outcomes, _ = Filters([{"name": "turn_info", "key": "own", "value": False}])(table)
+    assert [v.masked_turns for v in outcomes] == [{1, 2}]
+    with pytest.raises(MissingInfo, match="has no 'other'"):
+        kept("turn_info", table, key="other")
+
+
 def test_turns_that_match_a_rule():
     table = TurnTable([trajectory(0, i, rewards=[0, 0, 1]) for i in range(2)])
     for t in table.trajectories:
@@ -232,23 +247,26 @@ def test_turns_that_match_a_rule():
 def test_order_changes_nothing(name):
     table = with_infos(random_table(tasks=4, rollouts=6))
     order = np.random.default_rng(2).permutation(len(table))
-    moved, stays = rearranged(table, order), kept(name, table)
+    needed = NEEDED.get(name, {})
+    moved, stays = rearranged(table, order), kept(name, table, **needed)
     of_turns = len(stays) != len(table)
     parts = table.split(stays) if of_turns else [[s] for s in stays]
     expected = np.concatenate([parts[i] for i in order])
-    assert kept(name, moved).tolist() == expected.tolist()
+    assert kept(name, moved, **needed).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_nothing_lone_rollouts_and_masked_ones_are_no_trouble(name):
-    assert kept(name, TurnTable([])).shape == (0,)
-    Filters([name]).try_out()
+    needed = NEEDED.get(name, {})
+    assert kept(name, TurnTable([]), **needed).shape == (0,)
+    Filters([{"name": name, **needed}]).try_out()
     table = with_infos(random_table(rollouts=1))
-    stays = kept(name, table)
+    stays = kept(name, table, **needed)
     assert stays.dtype == bool
     for t in table.trajectories:
         t.is_trained = False
-    assert np.array_equal(kept(name, TurnTable(table.trajectories)), stays)
+    again = kept(name, TurnTable(table.trajectories), **needed)
+    assert np.array_equal(again, stays)
 
 
 @pytest.mark.parametrize(

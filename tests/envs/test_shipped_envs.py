@@ -51,6 +51,7 @@ SHIPPED = [
     "ui-v0",
     "webshop_text-v0",
     "wordle-v0",
+    "written_results-v0",
 ]
 HELD_OUT = [
     "back-v0",
@@ -74,6 +75,7 @@ HELD_OUT = [
     "travel-v0",
     "ui-v0",
     "webshop_text-v0",
+    "written_results-v0",
 ]
 UNLISTED = [  # whose actions are too many to be listed
     "clinic-v0",
@@ -95,6 +97,7 @@ UNLISTED = [  # whose actions are too many to be listed
     "ui-v0",
     "webshop_text-v0",
     "wordle-v0",
+    "written_results-v0",
 ]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 

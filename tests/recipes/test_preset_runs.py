@@ -24,6 +24,10 @@ LAKE = ("sft={demonstrations: 100, lr: 1e-2}", "env_config.size=3")
 SEARCH = ("sft={demonstrations: 200, lr: 3e-3, mistake_rate: 0.3}",)
 # So that some of few episodes differ.
 VALID = "rollouts.rewards=[{name: format, valid: 1.0, invalid: 0.0}]"
+GAINS = (
+    "rollouts.rewards=[{name: format, valid: 1.0, invalid: 0.0}, "
+    "{name: asked, of: judge}, {name: gain, options: {tool: false}}]"
+)
 TEACHER = "training.ref_model={tiny: {hidden_size: 64}, sft: {demonstrations: 8}}"
 # Whose scorer learns in the first iteration, before the policy does.
 SCORED = {
@@ -68,6 +72,9 @@ CASES = {
     "judged": (*GROUPS, "sft={demonstrations: 200, lr: 1e-2}"),
     "swirl": SEARCH,
     "zero_search": (*GROUPS, *SEARCH, VALID),
+    "search_planner": (*SEARCH, GAINS),
+    "ssrl": (*GROUPS, *SEARCH, VALID),
+    "web_rl": (LAKE[0], *GROUPS, VALID),
     "mua_rl": (*GROUPS, "sft={demonstrations: 100, lr: 3e-3}", VALID),
     "memory_as_action": (*GROUPS, *SEARCH, VALID),
     "judged_pairs": ("env_config={}", "sft={demonstrations: 200, lr: 1e-2}"),
@@ -75,15 +82,10 @@ CASES = {
 }
 # States of methods that their recipes do not reproduce unchanged.
 UNTRAINED = ("by config", "incomplete")
-# Stages whose data are tested by test_stored_data_recipes.
+# Stages that test_stored_data_recipes and test_written_data_recipes check.
 STAGED = {
-    "agent_r",
-    "agent_tuning",
-    "atlas",
-    "behavior_priming",
-    "ire_vla",
-    "mucode",
-    "rest",
+    *("agent_r", "agent_tuning", "atlas", "auto_coa", "behavior_priming", "ire_vla"),
+    *("mask_search", "mucode", "plan_and_act", "rest", "star"),
 }
 # Where the others are: modules with CASES by the names of presets.
 ELSEWHERE = {

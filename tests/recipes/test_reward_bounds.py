@@ -23,6 +23,8 @@ from rllib_llm.recipes import load_recipe
 SHIPPED = Path(__file__).parents[2] / "tuned_examples"
 ITERATIONS = (0, 7, 1000)  # weights of rewards may change as training goes on
 LONGEST = 8
+# Environments without a search of their own.
+SCRIPTED = ("ui-v0", "travel-v0", "layout-v0", "written_results-v0")
 
 # Of a turn of a search game, given the expert's action and the turn's number.
 SEARCHES = {
@@ -135,7 +137,7 @@ def scripted_games(env):
 def is_scripted(name):
     """Return whether its environment has no search, so that scripts play it."""
     env = str(config_of(name).env)
-    return "lake" in env or env in ("ui-v0", "travel-v0", "layout-v0")
+    return "lake" in env or env in SCRIPTED
 
 
 ANSWERED = [r for r in RECIPES if r != "deepretrieval" and not is_scripted(r)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rllib_llm.algorithms.driver.proposals import proposal_questions
 from rllib_llm.assistants.answers import value_of
 from rllib_llm.assistants.comparisons import questions_about_pair
 from rllib_llm.assistants.local_sources import api_model, script_answers
@@ -13,6 +14,7 @@ from rllib_llm.assistants.questions import Question, questions_about
 from rllib_llm.assistants.settings import Assistant, read_assistants
 from rllib_llm.assistants.text_questions import text_questions
 from rllib_llm.components.registry import bind
+from rllib_llm.curricula.proposed import Proposed, read_options
 from rllib_llm.data.turn_table import Trajectory, example_table
 from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.modules.architectures import check_folder
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 ASKED = "asked"  # the reward, and the filter
+PROPOSED = "proposed"  # the curriculum
 
 
 def assistants_read(config: LLMConfig) -> dict[str | None, set[str]]:
@@ -43,6 +46,18 @@ def asked_about_candidates(config: LLMConfig) -> set[str]:
     return set(_names_read(config.candidate_scores))
 
 
+def assistants_asked_for_tasks(config: LLMConfig) -> set[str]:
+    """Return the assistants that curricula ask for tasks."""
+    curricula = [specs.curriculum for specs in config.component_specs().values()]
+    return {
+        curriculum["of"]
+        for curriculum in curricula
+        if isinstance(curriculum, Mapping)
+        and curriculum.get("name") == PROPOSED
+        and isinstance(curriculum.get("of"), str)
+    }
+
+
 def validate_assistants(config: LLMConfig) -> None:
     """Check the assistants, and that each is read and can be asked.
 
@@ -50,26 +65,21 @@ def validate_assistants(config: LLMConfig) -> None:
         ConfigError: With the assistant, the value, the rule and the remedy.
     """
     assistants = read_assistants(config.assistants)
-    names = {name for read in assistants_read(config).values() for name in read}
-    names |= asked_about_candidates(config)
-    writers = writers_read(config)
-    for name in sorted((names | writers) - set(assistants)):
-        reader = "A component 'asked', or step_judge,"
-        if name not in names:
-            reader = "rollouts.prompt_text"
-        raise ConfigError(
-            f"{reader} reads the answers of {name!r}, which is not in "
-            f"rollouts.assistants. {did_you_mean(name, assistants)}"
-        )
-    for name, assistant in assistants.items():
-        readers = writers if assistant.writes_text else names
-        if name not in readers:
-            raise ConfigError(_unread(assistant))
-        if name in names & writers:
+    of_answers = {name for read in assistants_read(config).values() for name in read}
+    of_answers |= asked_about_candidates(config)
+    of_tasks, of_texts = assistants_asked_for_tasks(config), writers_read(config)
+    for names, reader in (
+        (of_answers, "A component 'asked', or step_judge,"),
+        (of_tasks, f"The curriculum {PROPOSED!r}"),
+        (of_texts, "rollouts.prompt_text"),
+    ):
+        for name in sorted(names - set(assistants)):
             raise ConfigError(
-                f"rollouts.assistants.{name} is read both by a component 'asked', as a "
-                "number, and by rollouts.prompt_text, as a text. Use two assistants."
+                f"{reader} reads the answers of {name!r}, which is not in "
+                f"rollouts.assistants. {did_you_mean(name, assistants)}"
             )
+    for name, assistant in assistants.items():
+        _check_reader(assistant, name in of_answers, name in of_tasks, name in of_texts)
         check_source(config, assistant)
         _try_question(assistant)
     if assistants and getattr(config, "needs_greedy", False):
@@ -86,20 +96,36 @@ def writers_read(config: LLMConfig) -> set[str]:
     return {name for name in given if name is not None}
 
 
-def _unread(assistant: Assistant) -> str:
-    name = assistant.name
-    if assistant.writes_text:
-        return (
-            f"rollouts.assistants.{name} writes texts (parse.text) that nothing reads. "
-            f"Set rollouts.prompt_text, e.g. {{name: memory, of: {name}}}, or give "
-            "parse words or a number for a component 'asked'."
+def _check_reader(
+    assistant: Assistant, is_answer: bool, is_task: bool, is_text: bool
+) -> None:
+    """Check that the kind of component reads an assistant that it is made for."""
+    where = f"rollouts.assistants.{assistant.name}"
+    if is_answer and is_text:
+        raise ConfigError(
+            f"{where} is read both by a component 'asked', as a number, and by "
+            "rollouts.prompt_text, as a text. Use two assistants."
         )
-    return (
-        f"rollouts.assistants.{name} is never asked. Add {{name: asked, of: {name}}} "
-        "to rollouts.rewards, rollouts.filters or rollouts.candidate_scores, set "
-        "step_judge of Pref to it, or leave it out; for rollouts.prompt_text set "
-        "parse.text."
-    )
+    if assistant.writes_text and not is_text:
+        raise ConfigError(
+            f"{where} writes texts (parse.text) that nothing reads. Set rollouts."
+            f"prompt_text, e.g. {{name: memory, of: {assistant.name}}}, or give parse "
+            "words or a number for a component 'asked'."
+        )
+    if not (is_answer or is_task or (is_text and assistant.writes_text)):
+        reward = f"{{name: asked, of: {assistant.name}}}"
+        raise ConfigError(
+            f"{where} is never asked. Add {reward} to rollouts.rewards, rollouts."
+            "filters or rollouts.candidate_scores, set step_judge of Pref to it, set "
+            f"rollouts.curriculum={{name: {PROPOSED}, of: {assistant.name}}} and "
+            "per='task', or leave it out; for rollouts.prompt_text set parse.text."
+        )
+    if is_task != (assistant.per == "task") or (is_task and is_answer):
+        raise ConfigError(
+            f"{where}.per={assistant.per!r}: the curriculum {PROPOSED!r} asks for "
+            "tasks, which is per='task', and components 'asked' read answers about "
+            "trajectories, turns or pairs. Set per, or define another assistant."
+        )
 
 
 def asks_runners(config: LLMConfig) -> bool:
@@ -121,6 +147,12 @@ def check_source(config: LLMConfig, assistant: Assistant) -> None:
         raise ConfigError(
             f"{where}.per='pair' compares rollouts of a task, but group_size="
             f"{config.group_size}. Use group_size >= 2."
+        )
+    is_model = assistant.script is None
+    if assistant.per == "task" and is_model and not assistant.temperature:
+        raise ConfigError(
+            f"{where}: proposals are all the same at temperature 0. Set temperature, "
+            "e.g. 1.0."
         )
     if assistant.api is not None:
         api_model(assistant)
@@ -158,6 +190,9 @@ def _check_model(model: str) -> None:
 
 def _try_question(assistant: Assistant) -> None:
     """Ask about example turns; only a script is answered, at once."""
+    if assistant.per == "task":
+        _try_proposal(assistant)
+        return
     trajectories = example_table().trajectories
     try:
         questions = _example_questions(assistant, trajectories)
@@ -187,6 +222,20 @@ def _example_questions(
     if assistant.per == "pair":
         return questions_about_pair(assistant, *trajectories[:2])
     return [q for t in trajectories for q in questions_about(assistant, t)]
+
+
+def _try_proposal(assistant: Assistant) -> None:
+    """Ask a script for tasks, at once."""
+    if assistant.script is None:
+        return
+    examples = Proposed(of=assistant.name, proposals=8)
+    questions = proposal_questions(assistant, examples, (0,))
+    answers = script_answers(assistant, questions)
+    if all(read_options(answer.text) is None for answer in answers):
+        raise ConfigError(
+            f"rollouts.assistants.{assistant.name}: the script proposes "
+            f"{answers[0].text!r}, which is no JSON object of options. Correct it."
+        )
 
 
 def _names_read(specs: Any) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Interval
@@ -18,6 +19,7 @@ from rllib_llm.algorithms.config.schedules import value_at
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import Parser, parse_row
+from rllib_llm.offline.removed_texts import check_removed
 from rllib_llm.offline.row_file import RowFile, RowsToCome, SharedRows, open_rows
 from rllib_llm.offline.stage_files import paths_by_entry
 from rllib_llm.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -56,6 +58,12 @@ class DataSettings(DeclaredSettings):
         "Smallest return of the saved episodes that are read; None: all are.",
     )
 
+    data_remove: str | None = setting(
+        None,
+        """Regular expression of a text that is left out of the prompts, e.g. a hint
+        that helped to write a reply. Such rows are rendered anew. None: all stay.""",
+    )
+
     def stored_rows(self, parse: Parser) -> RowFile | SharedRows | None:
         """Return the rows of ``data_files``; None if there are no files.
 
@@ -65,19 +73,32 @@ class DataSettings(DeclaredSettings):
         self._check_shares()
         if self.data_files is None:
             return None
+        if self.data_remove is not None:
+            check_removed(self.data_remove)
         entries = paths_by_entry(self.data_files, self.earlier_stages)
         if entries is None:
             return RowsToCome()
+        rows = self._opened(entries, parse)
+        if self.data_remove is not None and not rows.has_removed:
+            raise ConfigError(
+                f"data.remove={self.data_remove!r} matches no prompt in "
+                f"data.files={self.data_files!r}. Correct it, or leave it out."
+            )
+        return rows
+
+    def _opened(
+        self, entries: Sequence[Sequence[str]], parse: Parser
+    ) -> RowFile | SharedRows:
+        how = (parse, self.data_min_return, self.data_remove)
         if self.data_shares is None:
-            files = [path for paths in entries for path in paths]
-            return open_rows(files, parse, self.data_min_return)
-        parts = [open_rows(paths, parse, self.data_min_return) for paths in entries]
+            return open_rows([path for paths in entries for path in paths], *how)
+        parts = [open_rows(paths, *how) for paths in entries]
         return SharedRows(parts, self.data_shares)
 
     def _check_shares(self) -> None:
         shares, files = self.data_shares, self.data_files
         if files is None:
-            for name in ("shares", "min_return"):
+            for name in ("shares", "min_return", "remove"):
                 given = getattr(self, f"data_{name}")
                 if given is not None:
                     raise ConfigError(
@@ -133,7 +154,13 @@ def validate_mixed_data(config: GRPOConfig) -> None:
     """
     if not config.mixes_files:
         why = "no rows join the updates. Set data.episodes_per_iteration."
-        names = ("data_files", "data_coeff", "data_shares", "data_min_return")
+        names = (
+            "data_files",
+            "data_coeff",
+            "data_shares",
+            "data_min_return",
+            "data_remove",
+        )
         refuse_without_effect(config, names, why)
         return
     if config.stored_rows(parse_row) is None:

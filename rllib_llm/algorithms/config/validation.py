@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rllib_llm.algorithms.config.check_action_head import validate_action_heads
 from rllib_llm.algorithms.config.check_assistants import validate_assistants
+from rllib_llm.algorithms.config.check_baselines import validate_baselines
 from rllib_llm.algorithms.config.check_calls import check_attributes
 from rllib_llm.algorithms.config.check_candidates import validate_candidates
 from rllib_llm.algorithms.config.check_forks import validate_forks
@@ -83,6 +84,7 @@ def validate(config: LLMConfig) -> None:
     DriverComponents(config).try_out()
     validate_assistants(config)
     validate_prompt_texts(config)
+    validate_baselines(config)
     for module_id in config.llm_module_ids:
         module_config = config.get_config_for_module(module_id)
         check_attributes(module_config)

@@ -13,8 +13,10 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.config.check_assistants import (
     asked_about_candidates,
+    assistants_asked_for_tasks,
     assistants_read,
 )
+from rllib_llm.algorithms.driver.proposals import propose_tasks
 from rllib_llm.algorithms.driver.runner_group_calls import call_runners
 from rllib_llm.assistants.answers import Answer, reduced, value_of
 from rllib_llm.assistants.comparisons import (
@@ -27,6 +29,7 @@ from rllib_llm.assistants.questions import Question, questions_about
 from rllib_llm.assistants.settings import Assistant, read_assistants
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.data.types import Task
 from rllib_llm.env_runner.answering import AnsweringModel, AnswerQuestions
 from rllib_llm.errors import ConfigError, EnvRunnerError
 from rllib_llm.offline.prepare_model import checkpoint_folder, prepare_language_model
@@ -43,6 +46,7 @@ class AsksAssistants(RLlibAlgorithm):
 
     config: Any
     _assistants: Mapping[str, Assistant] = MappingProxyType({})
+    _asks_for_tasks = False
     # Of SamplingAlgorithm.
     _weights_version: int | None
     _healthy_runners: Any
@@ -53,6 +57,7 @@ class AsksAssistants(RLlibAlgorithm):
         self._assistants = read_assistants(config.assistants)
         self._assistants_read = assistants_read(config)
         self._asked_about_candidates = asked_about_candidates(config)
+        self._asks_for_tasks = bool(assistants_asked_for_tasks(config))
         self._answering = {
             name: answering_model(config, assistant)
             for name, assistant in self._assistants.items()
@@ -64,6 +69,13 @@ class AsksAssistants(RLlibAlgorithm):
             if assistant.api is not None
         }
         super().setup(config)
+
+    def next_tasks(self, num_groups: int) -> list[Task]:
+        """Return the tasks of the next groups; curricula may ask for some before."""
+        if self._asks_for_tasks:
+            propose_tasks(self)
+        tasks: list[Task] = super().next_tasks(num_groups)  # type: ignore[misc]
+        return tasks
 
     def ask_assistants(self, episodes: SampledEpisodes) -> SampledEpisodes:
         """Ask the assistants that components read; store the answers' values.

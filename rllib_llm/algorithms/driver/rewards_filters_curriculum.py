@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import FilterResult, Filters
 from rllib_llm.prompt_texts.asked import PromptText
 from rllib_llm.rewards.combine import Rewards
+from rllib_llm.rewards.gain import Gain
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
@@ -48,6 +49,11 @@ class EnvironmentComponents:
         """The curriculum's function that reads results; None without one."""
         return getattr(getattr(self.curriculum, "call", None), "observe", None)
 
+    @property
+    def gains(self) -> list[Gain]:
+        """The rewards that compare with the task under other options."""
+        return [p.call for p in self.rewards.parts if isinstance(p.call, Gain)]
+
     def try_out(self, make_env: Callable[[], Any]) -> None:
         """Run all components on example turns, to detect bad settings early.
 
@@ -66,6 +72,8 @@ class EnvironmentComponents:
             _try_options(trial, make_env)
         if self.prompt_text is not None:
             try_texts(copy.deepcopy(self.prompt_text))
+        for gain in self.gains:
+            _try_each("reward 'gain'", [gain.baseline_options], make_env)
 
     @property
     def bound(self) -> list[BoundComponent]:
@@ -107,6 +115,11 @@ class DriverComponents:
         """The components of a run without a mixture."""
         return self.by_environment[None]
 
+    @property
+    def has_gains(self) -> bool:
+        """True if a reward compares with tasks under other options."""
+        return any(each.gains for each in self.by_environment.values())
+
     def try_out(self) -> None:
         """Run all components on example turns, to detect bad settings early.
 
@@ -115,9 +128,10 @@ class DriverComponents:
         """
         for name, components in self.by_environment.items():
             with _named(name):
-                components.try_out(functools.partial(self._make_env, name))
+                components.try_out(functools.partial(self.make_env, name))
 
-    def _make_env(self, name: str | None) -> Any:
+    def make_env(self, name: str | None) -> Any:
+        """Return a new environment: one of a mixture by name, or the only one."""
         if name is None:
             return self.config.make_text_env()
         envs = self.config.make_each_env()
@@ -305,15 +319,20 @@ def _without_removed(
 
 def _try_options(curriculum: BoundComponent, make_env: Callable[[], Any]) -> None:
     """Start an episode with each of the options that the curriculum may set."""
-    if not hasattr(curriculum.call, "all_options"):
-        return
+    if hasattr(curriculum.call, "all_options"):
+        name = f"curriculum {curriculum.component.name!r}"
+        _try_each(name, curriculum.call.all_options(), make_env)
+
+
+def _try_each(
+    who: str, several: Sequence[Mapping[str, Any]], make_env: Callable[[], Any]
+) -> None:
     env = make_env()
     try:
-        for options in curriculum.call.all_options():
+        for options in several:
             env.reset(seed=0, options={**options, "split": "train"})
     except ConfigError as error:
-        name = curriculum.component.name
-        raise ConfigError(f"curriculum {name!r}: {error}") from error
+        raise ConfigError(f"{who}: {error}") from error
     finally:
         env.close()
 

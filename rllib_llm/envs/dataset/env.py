@@ -49,6 +49,8 @@ class DatasetEnv(ToolEnv):
         instruction: str = "",
         attempts: int = 1,
         demonstration: str | None = None,
+        hint: str = "",
+        hint_prob: float = 1.0,
         test_path: str | list[str] | None = None,
         test_fraction: float = 0.1,
         shuffle_seed: int = 0,
@@ -66,6 +68,9 @@ class DatasetEnv(ToolEnv):
             instruction: Text appended to the prompt, e.g. the form of answers.
             attempts: Number of answers that the model may give, >= 1.
             demonstration: Column of the completion to imitate in SFT.
+            hint: Text appended to the prompt, with ``{answer}`` in the right answer's
+                place.
+            hint_prob: Probability of the hint, in [0, 1].
             test_path: Files with the held-out tasks; None: a share of ``path``.
             test_fraction: That share, in (0, 1), chosen by the hash of the prompt.
             shuffle_seed: Determines the order of the rows.
@@ -87,7 +92,28 @@ class DatasetEnv(ToolEnv):
         )
         self._row = self._draw(rng, shuffle_seed)
         self._answers = 0
-        return f"{self._row.prompt}\n{instruction}" if instruction else self._row.prompt
+        texts = [self._row.prompt, instruction, self._hint(rng, hint, hint_prob)]
+        return "\n".join(text for text in texts if text)
+
+    def _hint(self, rng: np.random.Generator, hint: str, prob: float) -> str:
+        """Return the hint of this episode; "" without one."""
+        require_float("hint_prob", prob, 0.0, 1.0)
+        if not hint:
+            if prob != 1.0:
+                raise ConfigError(f"hint_prob={prob} has no effect without hint.")
+            return ""
+        if "{answer}" not in hint:
+            raise ConfigError(
+                f"hint={hint!r} does not have the right answer. Write {{answer}} in "
+                "its place, e.g. '(The answer is {answer}.)'."
+            )
+        if self._row.answer is None:
+            raise ConfigError(f"hint={hint!r} needs answer, the column of answers.")
+        if rng.random() >= prob:
+            return ""
+        golds = self._row.answer
+        first = golds[0] if isinstance(golds, list) else golds
+        return hint.replace("{answer}", str(first))
 
     def spec(self) -> DatasetSpec:
         """Return where the tasks are, and how rows are read."""

@@ -432,6 +432,39 @@ def test_chat_prompts_reach_the_model(tmp_path):
     assert len(messages) == 4
 
 
+# Hints ---------------------------------------------------------------------------
+
+
+def test_a_hint_names_the_right_answer_in_some_prompts(file):
+    hint = "(The answer is {answer}.)"
+    env = make_env("dataset-v0", {"path": file, "hint": hint, "hint_prob": 0.25})
+    plain = make_env("dataset-v0", {"path": file})
+    shown = []
+    for seed in range(200):
+        text, bare = (each.reset(seed=seed)[0] for each in (env, plain))
+        gold = env._row.answer
+        assert text in (bare, f"{bare}\n(The answer is {gold}.)")
+        shown.append(text != bare)
+    assert 0.15 < np.mean(shown) < 0.35
+    first = env.reset(seed=0, options={"hint_prob": 1.0})[0]
+    assert first.endswith(f"(The answer is {env._row.answer}.)")
+    assert "answer is" not in env.reset(seed=0, options={"hint_prob": 0.0})[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hint": "Think."}, "does not have the right answer"),
+        ({"hint_prob": 0.5}, "has no effect without hint"),
+        ({"hint": "{answer}", "hint_prob": 2.0}, "hint_prob=2.0 must be"),
+        ({"hint": "{answer}", "answer": None, "grader": "math:sqrt"}, "needs answer"),
+    ],
+)
+def test_hints_without_sense_are_refused(file, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_env("dataset-v0", {"path": file, **options}).reset(seed=0)
+
+
 class Abacus:
     """A tool."""
 

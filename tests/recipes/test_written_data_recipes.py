@@ -1,0 +1,177 @@
+"""Presets on data that models write: what is kept, and what is in the loss."""
+
+import json
+
+import pytest
+from component_helpers import trajectory
+from preset_helpers import config_of
+
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.data.types import Task
+from rllib_llm.envs import make_env
+from rllib_llm.filters.apply import Filters
+from rllib_llm.offline.conversation_files import parse_row
+from rllib_llm.offline.prepare_model import prepare_language_model
+from rllib_llm.offline.stored_episodes import conversation_episode
+from rllib_llm.recipes import load_recipe
+
+
+def test_written_results_are_left_out_of_the_loss_of_the_preset():
+    env = make_env("written_results-v0")
+    env.reset(seed=1)
+    played = _played(env, ["<search>x</search>", " ", "A text.", "<answer>y</answer>"])
+    for name in ("ssrl", "auto_coa"):
+        filters = Filters(config_of(name).filters)
+        (outcome,), _ = filters(TurnTable([played]))
+        assert outcome.masked_turns == {1, 2} and not outcome.is_dropped
+
+
+def _played(env, texts):
+    steps = [env.step(text) for text in texts]
+    return trajectory(
+        0,
+        0,
+        rewards=[step[1] for step in steps],
+        infos=[step[4] for step in steps],
+    )
+
+
+def test_evaluation_uses_the_real_tool():
+    evaluation = config_of("ssrl").evaluation_config["env_config"]
+    assert evaluation["tool"] == "real"
+    imagined, real = (config_of("auto_coa", stage=i).env_config for i in (0, 1))
+    assert imagined.get("tool", "written") == "written" and real["tool"] == "real"
+    assert imagined["task"] == real["task"]
+
+
+# STaR: a hint helps to write, and is not in what is imitated ------------------------
+
+
+def prompt_of(config, **options):
+    env = config.make_text_env()
+    return env.reset(seed=5, options={"split": "train", **options})[0]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_star_tries_failed_tasks_again_with_a_hint(stage):
+    config = config_of("star", stage=stage)
+    of = DriverComponents(config).only.curriculum.call
+    first = Task(0, 0, seed=5)
+    assert "answer is" not in prompt_of(config, **of.assign(first, 0).options)
+    of.observe(TurnTable([trajectory(0, i, rewards=[0.0]) for i in range(2)]))
+    of.prob = 1.0
+    again = of.assign(Task(1, 0, seed=6), 1)
+    assert again.seed == 100 and "answer is" in prompt_of(config, **again.options)
+    assert config.lr == 0.0 and config.save_where == "success"
+
+
+@pytest.mark.parametrize("stage", [2, 4])
+def test_star_imitates_prompts_without_the_hint(tmp_path, stage):
+    recipe = load_recipe("star").stages[stage]
+    plain, hinted = (
+        prompt_of(recipe.build_config(), hint_prob=prob) for prob in (0.0, 1.0)
+    )
+    assert hinted.startswith(plain) and hinted != plain
+    rows = [
+        {"agents": [{"turns": [{"observation": prompt, "completion": "1 + 1 = 2."}]}]}
+        for prompt in (plain, hinted)
+    ]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    config = recipe.build_config()
+    (name,) = config.data_files
+    config.earlier_stages = {name.removeprefix("stage:"): str(tmp_path)}
+    renderer = renderer_of(config)
+    episodes = [
+        conversation_episode(row, renderer) for row in config.stored_rows(parse_row)
+    ]
+    bare, shown = ([t["turn"].prompt_ids.tolist() for t in _turns(e)] for e in episodes)
+    assert bare == shown
+
+
+def renderer_of(config):
+    """Return the renderer of a small model of the preset's family."""
+    config.language_model(tiny={"hidden_size": 32, "intermediate_size": 64})
+    config.validate()
+    config.resolved_model = prepare_language_model(config)
+    return config.chat_renderer()
+
+
+def _turns(episode):
+    count = len(episode)
+    return [{"turn": episode.get_extra_model_outputs("turn", i)} for i in range(count)]
+
+
+# MaskSearch, Plan-and-Act, WebRL ------------------------------------------------
+
+
+def test_mask_search_raises_the_number_of_masks_then_asks_questions():
+    masks, questions = (config_of("mask_search", stage=i) for i in (0, 1))
+    of = DriverComponents(masks).only.curriculum.call
+    of.window = 4
+
+    def shown():
+        task = of.assign(Task(0, 0, seed=3), 0)
+        of.observe(TurnTable([trajectory(0, i, rewards=[1.0]) for i in range(4)]))
+        return prompt_of(masks, **task.options).count("[")
+
+    assert [shown() for _ in range(4)] == [1, 2, 3, 3]
+    assert prompt_of(questions).startswith("What is")
+    assert masks.evaluation_config["env_config"]["masks"] == 0
+
+
+def test_plan_and_act_imitates_plans_and_actions_of_solved_tasks(tmp_path):
+    plan, imitate = load_recipe("plan_and_act").stages
+    config = plan.build_config()
+    assert config.save_where == "success" and config.lr == 0.0
+    env = config.make_text_env()
+    assert env.possible_agents == ["planner_0", "executor_0"]
+    row = {
+        "agents": [
+            {"agent_id": name, "turns": [{"observation": "a", "completion": text}]}
+            for name, text in (("planner_0", "go up"), ("executor_0", "up it is"))
+        ]
+    }
+    (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
+    config = imitate.build_config()
+    config.earlier_stages = {"plan": str(tmp_path)}
+    (stored,) = config.stored_rows(parse_row)
+    renderer = renderer_of(config)
+    game = conversation_episode(stored, renderer)
+    texts = [
+        renderer.decode(part["turn"].action_ids.tolist())
+        for each in game.agent_episodes.values()
+        for part in _turns(each)
+    ]
+    assert texts == ["go up", "up it is"]
+
+
+def test_web_rl_keeps_proposed_sizes_of_medium_success():
+    config = config_of("web_rl")
+    of = DriverComponents(config).only.curriculum.call
+    of.prob = 1.0
+    of.receive([{"size": 3}, {"size": 5}, {"size": 6}])
+    sizes = [of.assign(Task(g, 0, seed=g), 0).options["size"] for g in range(3)]
+    assert sizes == [3, 5, 6]
+    solved = {3: 4, 5: 2, 6: 0}
+    of.observe(
+        TurnTable(
+            [
+                trajectory(g, r, rewards=[float(r < solved[size])])
+                for g, size in enumerate(sizes)
+                for r in range(4)
+            ]
+        )
+    )
+    assert list(of.get_state()["kept"]) == ['{"size": 5}']
+
+
+def test_search_planner_compares_with_a_search_that_finds_nothing():
+    config = config_of("search_planner")
+    (gain,) = DriverComponents(config).only.gains
+    env = config.make_text_env()
+    text = env.reset(seed=2, options=dict(gain.baseline_options))[0]
+    assert text == config.make_text_env().reset(seed=2)[0]  # the same question
+    query = env.chain[0].query
+    shown, *_, info = env.step(f"<search>{query}</search>")
+    assert shown == "Nothing found." and info["tool_error"]
