@@ -193,8 +193,11 @@ class DriverComponents:
     ) -> Sequence[int]:
         """Return the indices of an environment's trajectories."""
         components = self.by_environment[environment]
-        needed = components.rewards.changes_anything or components.filters.bound
-        needed = needed or components.prompt_text is not None
+        needed = bool(
+            components.rewards.changes_anything
+            or components.filters.bound
+            or components.prompt_text is not None
+        )
         if not needed and components.observe is None:
             return ()  # trajectories are built at the first use
         # Stock EnvRunners have no tasks, and no mixtures.
