@@ -54,9 +54,11 @@ def check_reflections(texts, episodes):
 
 
 def check_library(texts, episodes):
-    """The text that the solved rollouts show is in the library."""
-    gold = episodes[0].get_infos(-1)["gold_answers"]
-    assert texts.texts == gold
+    """The library has a text with the move of the solved rollouts."""
+    (gold,) = episodes[0].get_infos(-1)["gold_answers"]
+    (text,) = texts.texts
+    # A model of random play may name another ground.
+    assert text.split()[-1] == gold.split()[-1]
 
 
 def check_population(texts, episodes):
