@@ -114,6 +114,15 @@ def test_one_of_several_files_may_lack_it(tmp_path):
     assert [r.messages[0]["content"] for r in rows] == ["What is 1 + 1?", "b"]
 
 
+def test_an_earlier_stage_may_have_saved_no_hint(tmp_path, caplog):
+    write(tmp_path / "x.jsonl", line(prompt="b", completion="c"))
+    config = SFTConfig().data(files=["stage:write"], remove=HINT)
+    config.earlier_stages = {"write": str(tmp_path)}
+    with caplog.at_level("WARNING", "rllib_llm"):
+        (row,) = config.stored_rows(parse_row)
+    assert row.messages[0]["content"] == "b" and "matches no prompt" in caplog.text
+
+
 def test_it_needs_files():
     config = SFTConfig().data(remove=HINT)
     with pytest.raises(ConfigError, match=r"data.remove=.* would have no effect"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -21,11 +22,13 @@ from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import Parser, parse_row
 from rllib_llm.offline.removed_texts import check_removed
 from rllib_llm.offline.row_file import RowFile, RowsToCome, SharedRows, open_rows
-from rllib_llm.offline.stage_files import paths_by_entry
+from rllib_llm.offline.stage_files import PREFIX, paths_by_entry
 from rllib_llm.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.grpo.grpo import GRPOConfig
+
+logger = logging.getLogger("rllib_llm")
 
 # Returns have any sign; every number setting has a range.
 Return = Annotated[float, Interval(ge=-1e6, le=1e6)]
@@ -80,11 +83,23 @@ class DataSettings(DeclaredSettings):
             return RowsToCome()
         rows = self._opened(entries, parse)
         if self.data_remove is not None and not rows.has_removed:
-            raise ConfigError(
-                f"data.remove={self.data_remove!r} matches no prompt in "
-                f"data.files={self.data_files!r}. Correct it, or leave it out."
-            )
+            self._report_unmatched()
         return rows
+
+    def _report_unmatched(self) -> None:
+        """Refuse a pattern without a match; of a stage's episodes only warn.
+
+        An earlier stage may have kept none that has the text.
+        """
+        problem = (
+            f"data.remove={self.data_remove!r} matches no prompt in "
+            f"data.files={self.data_files!r}."
+        )
+        files = self.data_files
+        entries = [files] if isinstance(files, str) else files or []
+        if not any(entry.startswith(PREFIX) for entry in entries):
+            raise ConfigError(f"{problem} Correct it, or leave it out.")
+        logger.warning("%s All prompts stay as they are.", problem)
 
     def _opened(
         self, entries: Sequence[Sequence[str]], parse: Parser
