@@ -311,6 +311,7 @@ NEEDED = {
     "overlong": {"longest": 5, "buffer": 2},
     "rubric": {"rules": {"x": 1.0}},
     "gate": {"levels": [{"when": "well_formed", "reward": "f1"}]},
+    "gain": {"options": {"max_turns": 1}},
 }
 
 
