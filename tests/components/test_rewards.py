@@ -311,14 +311,13 @@ NEEDED = {
     "overlong": {"longest": 5, "buffer": 2},
     "rubric": {"rules": {"x": 1.0}},
     "gate": {"levels": [{"when": "well_formed", "reward": "f1"}]},
-    "gain": {"options": {"max_turns": 1}},
 }
 
 
-# Without `scored`, which needs a model (tests/rewards/test_scored.py), and `asked`,
-# which needs an assistant (tests/assistants).
+# Without `scored`, which needs a model (tests/rewards/test_scored.py), `asked`, which
+# needs an assistant (tests/assistants), and `gain`, which needs other rollouts.
 @pytest.mark.parametrize(
-    "name", sorted(set(COMPONENTS["reward"]) - {"scored", "asked"})
+    "name", sorted(set(COMPONENTS["reward"]) - {"scored", "asked", "gain"})
 )
 def test_no_turns_have_no_reward_and_good_settings_pass(name):
     settings = NEEDED.get(name, {})
