@@ -7,6 +7,7 @@ from learner_helpers import fake_episode, make_config
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_llm import GRPO, GRPOConfig
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.pref.pairs import pairs_of_episodes
 from rllib_llm.algorithms.scorer.scorer_settings import TURN_CRITICS
 from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
@@ -81,6 +82,7 @@ def driver_of(config, learner=None):
     algo = GRPO.__new__(GRPO)
     algo.config, algo._iteration, algo.metrics = config, 0, MetricsLogger()
     algo._to_learn = []
+    algo._driver_components = DriverComponents(config)
     algo.learner_group = Alone(learner)
     return algo
 

@@ -251,10 +251,11 @@ def trajectory(text, count=2):
     )
 
 
-# Without those of models, whose scores have any sign.
-@pytest.mark.parametrize(
-    "name", sorted(set(COMPONENTS["reward"]) - {"scored", "scorer", "asked"})
-)
+# Without those of models, whose scores have any sign, and those that read no text.
+UNREAD = {"scored", "scorer", "asked", "gain", "logp"}
+
+
+@pytest.mark.parametrize("name", sorted(set(COMPONENTS["reward"]) - UNREAD))
 def test_rewards_of_hostile_text_are_zero(name):
     spec = {"name": name, **NEEDED.get(name, {})}
     for text in [*FIXED.values(), *random_texts(30, seed=1)]:

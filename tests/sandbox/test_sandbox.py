@@ -209,13 +209,13 @@ def test_each_isolation_step_suffices_alone(tmp_path):
         "jail.Jail._install_filter = nothing\n"
         "jail.Jail().enter(jail.Limits(5, 10 ** 8), os.getppid(), kept=3)\n"
         "for act in (lambda: open('/etc/passwd'), lambda: os.listdir('/'),\n"
-        "            lambda: os.open('/tmp/x', os.O_CREAT)):\n"
+        "            lambda: os.open(sys.argv[2], os.O_CREAT)):\n"
         "    try:\n        act()\n        sys.exit('got it')\n"
         "    except OSError as error:\n        print(error.errno)\n"
     )
     for wall, numbers in (("landlock", "13 13 13"), ("limits", "24 24 24")):
         done = subprocess.run(
-            [sys.executable, "-c", code, wall],
+            [sys.executable, "-c", code, wall, str(tmp_path / "new")],
             capture_output=True,
             text=True,
             timeout=60,
