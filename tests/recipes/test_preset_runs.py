@@ -28,6 +28,7 @@ GAINS = (
     "rollouts.rewards=[{name: format, valid: 1.0, invalid: 0.0}, "
     "{name: asked, of: judge}, {name: gain, options: {tool: false}}]"
 )
+LENGTH = "rollouts.rewards=[{name: overlong, longest: 130, buffer: 129}]"
 TEACHER = "training.ref_model={tiny: {hidden_size: 64}, sft: {demonstrations: 8}}"
 # Whose scorer learns in the first iteration, before the policy does.
 SCORED = {
@@ -64,7 +65,7 @@ CASES = {
         *GROUPS,
     ),
     "deepretrieval": SEARCH,
-    "webshop_text": ("sft={demonstrations: 100, lr: 3e-3}", *GROUPS, VALID),
+    "webshop_text": ("sft={demonstrations: 100, lr: 3e-3}", *GROUPS, LENGTH),
     "glam": LAKE,
     "twosome": LAKE,
     "llm4teach": (*LAKE, TEACHER),
