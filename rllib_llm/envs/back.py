@@ -11,10 +11,10 @@ import numpy as np
 
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import require_float, require_int
-from rllib_llm.envs.registry import TEXT_ENVS, register_text_env
+from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.envs.tool_env import ToolEnv
-from rllib_llm.errors import ConfigError
+from rllib_llm.envs.wrapped_tasks import task_class
 
 _BACK = re.compile(r"back(?:[ \t]+(\d{1,3}))?[.!]?", re.IGNORECASE)
 _STOP = "stop"
@@ -52,7 +52,7 @@ class Back(TextEnv):
 
     def __init__(self, env_config: dict[str, Any] | None = None):
         super().__init__(env_config)
-        self.system_prompt = task_class(self.options()["task"]).system_prompt
+        self.system_prompt = _task_class(self.options()["task"]).system_prompt
 
     def start(
         self,
@@ -74,7 +74,7 @@ class Back(TextEnv):
         self.uses_left = require_int("uses", uses, 0, _MANY)
         self.times_back = 0
         self.cost = require_float("cost", cost, 0.0, _MANY)
-        self.task = task_class(task)(dict(task_config or {}))
+        self.task = _task_class(task)(dict(task_config or {}))
         self.format_hint = self.task.format_hint
         self.earlier: list[_Turn] = []
         self._end: TurnResult | None = None
@@ -178,17 +178,10 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def task_class(name: str) -> type[TextEnv]:
-    """Return the class of a task that reads plain text.
-
-    Raises:
-        ConfigError: If it is another kind of environment.
-    """
-    cls = TEXT_ENVS.get(name)
-    if not issubclass(cls, TextEnv) or issubclass(cls, ToolEnv | Back):
-        raise ConfigError(
-            f"task={name!r} is not a single-agent TextEnv that reads plain text. An "
-            "environment with schemas of tools would need `back` among them. Choose "
-            "another one, e.g. 'frozen_lake-v0'."
-        )
-    return cls
+def _task_class(name: str) -> type[TextEnv]:
+    problem = (
+        "is not a single-agent TextEnv that reads plain text. An environment with "
+        "schemas of tools would need `back` among them. Choose another one, e.g. "
+        "'frozen_lake-v0'."
+    )
+    return task_class(name, TextEnv, problem, refused=(ToolEnv, Back))

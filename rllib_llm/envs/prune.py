@@ -10,10 +10,11 @@ import numpy as np
 
 from rllib_llm.data.edits import DELETED, MARKER
 from rllib_llm.data.types import TurnResult
-from rllib_llm.envs.back import task_class
 from rllib_llm.envs.parsing import require_float, require_int
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv
+from rllib_llm.envs.tool_env import ToolEnv
+from rllib_llm.envs.wrapped_tasks import task_class
 
 # Every repetition is bounded: completions may be long.
 _PRUNE = re.compile(
@@ -38,7 +39,7 @@ class Prune(TextEnv):
 
     def __init__(self, env_config: dict[str, Any] | None = None):
         super().__init__(env_config)
-        self.system_prompt = task_class(self.options()["task"]).system_prompt
+        self.system_prompt = _task_class(self.options()["task"]).system_prompt
 
     def start(
         self,
@@ -62,7 +63,7 @@ class Prune(TextEnv):
         self.room = None if room is None else require_int("room", room, 1, _MANY)
         self.can_prune = bool(prune)
         self.cost = require_float("cost", cost, 0.0, _MANY)
-        self.task = task_class(task)(dict(task_config or {}))
+        self.task = _task_class(task)(dict(task_config or {}))
         self.format_hint = self.task.format_hint
         self.shown: list[str | None] = []  # observations; None: deleted
         self.replied = 0  # characters of the agent's replies
@@ -174,3 +175,12 @@ class Prune(TextEnv):
     def _metrics(self) -> dict[str, float]:
         gone = sum(text is None for text in self.shown)
         return {"deleted": float(gone), "context_chars": float(self.length)}
+
+
+def _task_class(name: str) -> type[TextEnv]:
+    problem = (
+        "is not a single-agent TextEnv that reads plain text. An environment with "
+        "schemas of tools would need `prune` among them. Choose another one, e.g. "
+        "'search_facts-v0'."
+    )
+    return task_class(name, TextEnv, problem, refused=(ToolEnv, Prune))

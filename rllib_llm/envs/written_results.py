@@ -10,10 +10,10 @@ import numpy as np
 
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import require_choice
-from rllib_llm.envs.registry import TEXT_ENVS, register_text_env
+from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.envs.tool_or_answer import ToolOrAnswer
-from rllib_llm.errors import ConfigError
+from rllib_llm.envs.wrapped_tasks import task_class
 
 REQUEST = "Write the result."
 MAX_CHARS = 1000
@@ -159,10 +159,8 @@ def _result(task: ToolOrAnswer, text: str) -> str:
 
 
 def _task_class(name: str) -> type[ToolOrAnswer]:
-    cls = TEXT_ENVS.get(name)
-    if not issubclass(cls, ToolOrAnswer):
-        raise ConfigError(
-            f"task={name!r} has no turns that use one tool or answer. Choose an "
-            "environment that derives from ToolOrAnswer, e.g. 'search_facts-v0'."
-        )
-    return cls
+    problem = (
+        "has no turns that use one tool or answer. Choose an environment that derives "
+        "from ToolOrAnswer, e.g. 'search_facts-v0'."
+    )
+    return task_class(name, ToolOrAnswer, problem)

@@ -24,9 +24,11 @@ from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.pref.pairs import (
     PreferencePair,
     outcome_pairs,
-    stored_pair,
 )
 from rllib_llm.algorithms.pref.pref import Pref
+from rllib_llm.algorithms.pref.stored_pairs import (
+    stored_pair,
+)
 from rllib_llm.components.registry import bind
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data

@@ -22,8 +22,10 @@ from rllib_llm import PrefConfig
 from rllib_llm.algorithms.pref.pairs import (
     LabelledEpisode,
     PreferencePair,
-    WithNeighbours,
     labelled_episodes,
+)
+from rllib_llm.algorithms.pref.stored_pairs import (
+    WithNeighbours,
     stored_labelled,
 )
 from rllib_llm.components.registry import bind

@@ -43,7 +43,7 @@ def made(monkeypatch):
         env = make_env("back-v0", options)
         return env, env.reset(seed=3)[0]
 
-    monkeypatch.setattr(back, "task_class", lambda name: Counting)
+    monkeypatch.setattr(back, "_task_class", lambda name: Counting)
     return make
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rllib_llm.algorithms.config.one_agent import one_agent_obstacle
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.components.registry import bind_all
-from rllib_llm.env_runner.agents import agents_of, program_envs
 from rllib_llm.errors import ConfigError
 from rllib_llm.rewards.combine import ENVIRONMENT, Rewards
 
@@ -75,13 +75,4 @@ def _obstacle(config: LLMConfig) -> str | None:
             f"history={config.history!r} does not keep the conversation before each "
             "turn, which scores read. Use history='append'."
         )
-    env = config.make_text_env()
-    agents, programs = agents_of(env), program_envs(env)
-    env.close()
-    if agents is not None:
-        return f"{config.env} has the agents {', '.join(agents)}. Use one agent."
-    if programs:
-        return (
-            f"{config.env} runs programs, which choose what is sampled. Leave it out."
-        )
-    return None
+    return one_agent_obstacle(config)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rllib_llm.advantages.estimators.forked import OF_TREES
+from rllib_llm.algorithms.config.one_agent import one_agent_obstacle
 from rllib_llm.components.registry import bind
-from rllib_llm.env_runner.agents import agents_of, program_envs
 from rllib_llm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,17 +48,7 @@ def fork_obstacle(config: LLMConfig) -> str | None:
             f"head={config.action_head!r} samples no tokens, at which forks begin; "
             "head='generate' does."
         )
-    env = config.make_text_env()
-    agents, programs = agents_of(env), program_envs(env)
-    env.close()
-    if agents is not None:
-        return (
-            f"{config.env} has the agents {', '.join(agents)}, but only episodes of "
-            "one agent can be forked."
-        )
-    if programs:
-        return f"{config.env} runs programs, whose state cannot be restored."
-    return None
+    return one_agent_obstacle(config)
 
 
 def refuse_tree_estimators(estimators: Iterable[AdvantageEstimators]) -> None:

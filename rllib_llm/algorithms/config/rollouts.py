@@ -127,10 +127,10 @@ class RolloutSettings(DeclaredSettings):
     )
     save_as: Literal["episodes", "best_candidates", "corrections"] = setting(
         "episodes",
-        """What is saved: whole "episodes", or of each turn with candidates that differ
-        in their scores the best one, trained, after the turns before it, which are
-        not ("best_candidates"), or failed episodes up to their first wrong turn, which
-        is not trained, and from there a solved one of the task ("corrections").""",
+        """Rows that are saved. "episodes": whole episodes. "best_candidates": the best
+        reply of each turn whose candidates differ in their scores, after the turns
+        before it, which are not trained. "corrections": failed episodes up to their
+        first wrong turn, which is not trained, continued by a solved one.""",
     )
     correction: str = setting(
         "That was wrong.",

@@ -14,15 +14,17 @@ from rllib_llm.algorithms.config.check_candidates import MATCH
 from rllib_llm.algorithms.pref.pairs import (
     CHOSEN,
     Compared,
-    WithNeighbours,
     candidate_pairs_of_episodes,
     labelled_episodes,
     pairs_of_episodes,
     step_pairs_of_episodes,
+)
+from rllib_llm.algorithms.pref.pref_config import PrefConfig
+from rllib_llm.algorithms.pref.stored_pairs import (
+    WithNeighbours,
     stored_labelled,
     stored_pair,
 )
-from rllib_llm.algorithms.pref.pref_config import PrefConfig
 from rllib_llm.algorithms.scorer.trains_scorer import TrainsScorer
 from rllib_llm.data.episode_data import episode_data, task_of
 from rllib_llm.offline.expert_episodes import expert_episodes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,7 +31,6 @@ class ExternalEnv(TextEnv):
 
     max_turns = 100
     has_success = False
-    _KEPT: ClassVar[frozenset[str]] = TextEnv._KEPT | {"_listener", "_connection"}
 
     def __init__(self, env_config: dict[str, Any] | None = None):
         super().__init__(env_config)

@@ -15,6 +15,8 @@ import signal
 import socket
 import subprocess
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -232,6 +234,7 @@ class Listener:
     def __init__(self, command: str | list[str] | None, listen: str | None):
         self._listen, self._command = listen, None
         self._process: subprocess.Popen[bytes] | None = None
+        self._end_process: Callable[[], object] = _nothing
         if listen is not None:
             self._socket = _SHARED.open(listen)
             return
@@ -289,14 +292,23 @@ class Listener:
                 f"command={self._command!r} cannot be started: {error}. Give a command "
                 "line."
             ) from error
+        # Also when an environment is collected that nothing has closed.
+        self._end_process = weakref.finalize(self, _end, self._process)
 
     def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        self._process = None
+        self._end_process()
+
+
+def _nothing() -> None:
+    """Do nothing: there is no process."""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _listening(address: tuple[str, int]) -> socket.socket:

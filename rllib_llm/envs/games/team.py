@@ -12,8 +12,9 @@ import numpy as np
 from rllib_llm.data.types import TurnResult
 from rllib_llm.dependency_graph import DependencyGraph, dependency_graph
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
-from rllib_llm.envs.registry import TEXT_ENVS, register_text_env
+from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv
+from rllib_llm.envs.wrapped_tasks import task_class
 from rllib_llm.errors import ConfigError, did_you_mean
 
 AGENTS = ("adviser_0", "solver_0")
@@ -161,13 +162,11 @@ class _Question(TextEnv):
 
 
 def _task_class(name: str) -> type[TextEnv]:
-    cls = TEXT_ENVS.get(name)
-    if not issubclass(cls, TextEnv):
-        raise ConfigError(
-            f"task={name!r} is a multi-agent game already. Pass a single-agent "
-            "environment, e.g. 'guess_number-v0'."
-        )
-    return cls
+    problem = (
+        "is a multi-agent game already. Pass a single-agent environment, e.g. "
+        "'guess_number-v0'."
+    )
+    return task_class(name, TextEnv, problem)
 
 
 def make_task(name: str, config: Mapping[str, Any] | None) -> TextEnv:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import sys
 import threading
@@ -91,6 +92,38 @@ def test_a_program_that_dies_is_started_again(game):
     assert game.unwrapped._listener._process.pid != first.pid
     game.close()
     assert game.unwrapped._listener is None
+
+
+def test_a_collected_environment_ends_its_program():
+    env = make_env("external-v0", {"command": GAME})
+    env.reset(seed=0)
+    process = env.unwrapped._listener._process
+    del env
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_a_waiting_call_can_be_interrupted():
+    port = free_port()
+    env = make_env("external-v0", {"listen": f"127.0.0.1:{port}", "timeout_s": 60})
+    ended = threading.Event()
+
+    def silent():
+        with connected(port) as sock:
+            sock.sendall(START)
+            time.sleep(0.5)
+            env.unwrapped.interrupt()
+            ended.wait(20)  # the connection is open meanwhile
+
+    thread = threading.Thread(target=silent, daemon=True)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(ExternalUnavailable, match="does not answer"):
+        env.reset(seed=0)
+    assert time.monotonic() - began < 15
+    ended.set()
+    thread.join(10)
+    env.close()
 
 
 def test_a_program_that_does_not_connect():
@@ -191,7 +224,7 @@ ASK = framed({"type": "GET_ACTION", "observation": "?"})
     [
         (b"GET / HTTP/1.1\r\n\r\n", "in place of the length"),
         (b"99999999" + b"x", "at most"),
-        (b"00000003abc", "not msgpack|in place of a map"),
+        (b"00000003abc", "not msgpack"),
         (framed([1]), "in place of a map"),
         (framed({"kind": "PING"}), "without a type"),
         (framed({"type": "EPISODES", "episodes": []}), "ask for actions"),
