@@ -97,6 +97,28 @@ def test_each_episode_begins_where_the_tree_of_the_earlier_ones_grows(leaves):
                 assert turns(episode)[number] is turns(parent)[number]
 
 
+def test_a_simulation_counts_from_the_prompt_on(leaves):
+    """Also one whose episode began further down: N of the first turns adds up."""
+
+    class Counted(Mcts):
+        num_paths = 0
+
+        def path(self, root):
+            self.num_paths += 1
+            return super().path(root)
+
+    rule = Counted(width=2, exploration=0.5)
+    trees = GroupTrees(rule)
+    episodes = leaves[2][:8]
+    for episode in episodes:
+        trees.next_place(0)
+        trees.add(0, episode)
+    root = trees._roots[0]
+    assert any(episode_data(e).fork_turn for e in episodes)
+    # A tree with nothing left to sample begins at the prompt, after as many tries.
+    assert root.visits == rule.num_paths + rule.num_paths // MAX_REVISITS
+
+
 def test_the_environment_goes_on_from_the_place(leaves):
     for episode in leaves[2]:
         env = Forked()
