@@ -17,7 +17,7 @@ from rllib_llm.offline.row_file import RowFile
 
 HINT = r"\n\(The answer is .*\)"
 ASKED = "What is 1 + 1?\n(The answer is 2.)"
-REPLY = "1 + 1 = 2. (The answer is 2.)"
+REPLY = "1 + 1 = 2.\n(The answer is 2.)"  # matches HINT, too
 
 
 def line(**row):
