@@ -149,6 +149,8 @@ def activations_of(config: Any) -> int:
         element_size=2 if is_low else 4,
         gradient_checkpointing=config.gradient_checkpointing,
         head_chunk_tokens=config.head_chunk_tokens,
+        weight_size=4 if config.lm_dtype == "float32" else 2,
+        adapters=bool(config.lm_lora),
     )
 
 

@@ -271,6 +271,8 @@ class _Steps:
             element_size=2 if low else 4,
             gradient_checkpointing=config.gradient_checkpointing,
             head_chunk_tokens=config.head_chunk_tokens,
+            weight_size=4 if config.lm_dtype == "float32" else 2,
+            adapters=bool(config.lm_lora),
         )
 
 

@@ -218,6 +218,9 @@ def load_causal_lm(
 ) -> nn.Module:
     """Load a causal or vision-language model and turn its dropout off.
 
+    In this process, torch then computes attention without cuDNN's kernels, whose
+    backward pass gives NaN for rows of some lengths with a mask (pytorch issue 196678).
+
     The model folder of a checkpoint gives a randomly initialised model, because its
     weights are in the checkpoint's state. Every other folder must hold all weights.
 
@@ -234,6 +237,8 @@ def load_causal_lm(
     if dtype not in DTYPES:
         raise ModelError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}.")
     check_model_path(model)
+    # They are torch's first choice in bfloat16 on GPUs of the generation of an H100.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     path = os.path.expanduser(model)
     is_local = os.path.isdir(path)
     # Model folders of checkpoints hold config and tokenizer; set_state() loads the

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from rllib_llm.doctor import machine
-from rllib_llm.doctor.activations import activation_bytes
+from rllib_llm.doctor.activations import _layer_bytes, activation_bytes
 from rllib_llm.doctor.findings import FAIL, OK, WARN
 
 
@@ -65,24 +65,63 @@ def test_little_memory(monkeypatch):
     assert shared is None or "--shm-size=307g" in shared.remedy
 
 
-def test_activation_bytes_follow_the_formula():
-    class Config:
-        hidden_size, num_hidden_layers, vocab_size = 64, 4, 1000
+class Sizes:
+    hidden_size, num_hidden_layers, vocab_size = 64, 4, 1000
+    intermediate_size, num_attention_heads, num_key_value_heads = 192, 4, 2
 
-    def estimate(tokens=128, **how):
-        usual = {
-            "element_size": 2,
-            "gradient_checkpointing": False,
-            "head_chunk_tokens": None,
-        }
-        return activation_bytes(Config, tokens, **usual | how)
 
-    logits = 2 * 4 * 1000 * 128
-    assert estimate() == 34 * 64 * 4 * 128 + logits
-    assert estimate(element_size=4) - logits == 2 * (estimate() - logits)
-    assert estimate(tokens=256) == 2 * estimate()
-    assert estimate(head_chunk_tokens=1) == estimate() - logits * 127 // 128
+def estimate(tokens=128, **how):
+    usual = {
+        "element_size": 2,
+        "gradient_checkpointing": False,
+        "head_chunk_tokens": None,
+    }
+    return activation_bytes(Sizes, tokens, **usual | how)
+
+
+def test_activation_bytes_grow_with_what_a_pass_holds():
+    assert estimate(tokens=256) > 1.9 * estimate()
+    assert 1.3 * estimate() < estimate(element_size=4) < 2 * estimate()
     assert estimate(gradient_checkpointing=True) < estimate()
+    assert estimate(head_chunk_tokens=1) < estimate(head_chunk_tokens=64) < estimate()
+    # float32 weights under autocast, whose gradients are those of the weights.
+    assert estimate(weight_size=4) - estimate() == 2 * 2 * 1000 * 64
+    # Adapters store their inputs in float32, and the output layer has no gradient.
+    without_head = {"head_chunk_tokens": 1, "tokens": 4096}
+    assert estimate(adapters=True, **without_head) > estimate(**without_head)
+    assert estimate(adapters=True, tokens=2) < estimate(tokens=2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_layer_stores_the_estimated_bytes(dtype):
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    def stored(layers):
+        config = Qwen3Config(
+            hidden_size=128,
+            intermediate_size=320,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            vocab_size=50,
+        )
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        saved = []  # kept, so that no address is used twice
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: saved.append(t) or t, lambda t: t
+        ):
+            model.base_model(torch.arange(32)[None], use_cache=False)
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in saved}
+        sizes = {a: s.nbytes() for a, s in storages.items() if a not in weights}
+        return config, sum(sizes.values()) / 32
+
+    (config, three), (_, one) = stored(3), stored(1)
+    size = 4 if dtype == "float32" else 2
+    planned = _layer_bytes(config, size, adapters=False)
+    assert (three - one) / 2 == pytest.approx(planned, rel=0.03)
 
 
 def test_machine_checks_do_not_import_torch_or_ray():

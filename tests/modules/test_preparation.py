@@ -53,6 +53,12 @@ def test_the_tiny_model_is_an_ordinary_checkpoint_folder(cache, capfd):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+def test_cudnn_computes_no_attention_in_processes_with_a_model(cache):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_causal_lm(prepare_language_model(config()))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_the_tokenizer_splits_digits_and_encodes_any_text():
     tokenizer = build_tokenizer(["guess 1234 guess 1234"] * 9, vocab_size=400)
     assert len(tokenizer("1234")["input_ids"]) == 4
