@@ -6,7 +6,6 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from rllib_llm.losses._checks import check_finite, check_same_shape, check_vector
 
@@ -40,6 +39,8 @@ def rank_correlation(estimates: np.ndarray, exact: np.ndarray) -> float:
         columns[name] = np.round(column / scale, 9)
         if len(column) < 2 or np.ptp(columns[name]) == 0:
             return math.nan
+    from scipy.stats import spearmanr
+
     return float(spearmanr(*columns.values()).statistic)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.signal import lfilter
 
 from rllib_llm.losses._checks import check_finite, check_same_shape, check_vector
 
@@ -64,10 +63,6 @@ def token_gae(
     # delta of eq. 16. values[1:] is the next *trained* token, so observations between
     # two turns add neither discount nor decay.
     errors = rewards + gamma * np.append(values[1:], after_last) - values
-    # The filter below needs at least one entry.
-    if not len(rewards):
-        return errors, errors.copy()
-
     advantages = _discounted_sums(errors, gamma * lambda_)
     if lambda_critic is None:
         # TD(lambda) targets before whitening; RLlib's PPO uses the same.
@@ -92,16 +87,10 @@ def _per_token(name: str, value: float | np.ndarray, count: int) -> np.ndarray:
 
 def _discounted_sums(terms: np.ndarray, decay: np.ndarray) -> np.ndarray:
     """Solve ``s[i] = terms[i] + decay[i] * s[i+1]`` with ``s[N] = 0``."""
-    # One decay for all tokens is usual, and a recursive filter is much faster then.
-    if np.all(decay == decay[0]):
-        # y[i] = x[i] + decay * y[i-1] on the reversed array is the recursion from the
-        # end.
-        return lfilter([1.0], [1.0, -decay[0]], terms[::-1])[::-1]
-    sums = np.empty_like(terms)
-    following = 0.0
-    # Decays differ at the ends of turns: a sequential loop, which is cheap for one
-    # episode.
-    for i in range(len(terms) - 1, -1, -1):
-        following = terms[i] + decay[i] * following
-        sums[i] = following
-    return sums
+    sums, following = [], 0.0
+    # Over Python's floats: a loop over entries of arrays takes several times as long,
+    # and importing a filter longer than all loops of a run.
+    for term, factor in zip(terms[::-1].tolist(), decay[::-1].tolist(), strict=True):
+        following = term + factor * following
+        sums.append(following)
+    return np.array(sums[::-1], dtype=np.float64)

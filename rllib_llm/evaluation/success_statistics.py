@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 from rllib_llm.errors import ConfigError
 
@@ -95,6 +94,8 @@ def mean_of_tasks(values: Sequence[Sequence[float]]) -> Estimate:
     if len(means) < 2:
         return Estimate(mean, None, None, None, len(means), samples)
     stderr = float(means.std(ddof=1) / math.sqrt(len(means)))
+    from scipy import stats
+
     half = stderr * float(stats.t.ppf(0.5 + _LEVEL / 2, len(means) - 1))
     return Estimate(mean, mean - half, mean + half, stderr, len(means), samples)
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scipy import stats
-
 from rllib_llm.offline.demonstrations import play_expert_with_mistakes
 from rllib_llm.offline.parallel_episodes import play_all
 
@@ -92,6 +90,8 @@ def store_random_result(
 
 def is_below(successes: int, episodes: int, chance: RandomPolicyResult) -> bool:
     """Return whether a success rate is below random play (Fisher's exact test)."""
+    from scipy import stats
+
     table = [
         [successes, episodes - successes],
         [chance.successes, chance.episodes - chance.successes],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.algorithms.driver.build_vllm_engines import why_vllm
@@ -71,7 +71,7 @@ def make_plan(
     Raises:
         ConfigError, ModelError, TemplateError: As ``validate`` and :func:`preflight`.
     """
-    config = config.copy(copy_frozen=False).sft(demonstrations=0)
+    config = _without_sft(config)
     config.validate()
     config = with_models(config, on_progress)
     policies = map(config.get_config_for_module, config.llm_module_ids)
@@ -105,6 +105,36 @@ def make_plan(
         memory=memory,
         why_vllm=why_vllm(config, parameters),
     )
+
+
+def _without_sft(config: LLMConfig) -> LLMConfig:
+    """Return a copy none of whose models, references included, is fine-tuned."""
+    config = config.copy(copy_frozen=False).sft(demonstrations=0)
+    config.ref_model = _untrained(config.ref_model)
+    config.policy_settings = {
+        name: {key: _without_ref_sft(values) for key, values in given.items()}
+        for name, given in config.policy_settings.items()
+    }
+    # Those of policy_settings are made from it anew.
+    overrides = config.algorithm_config_overrides_per_module.items()
+    config.algorithm_config_overrides_per_module = {
+        name: _without_ref_sft(changes) for name, changes in overrides
+    }
+    return config
+
+
+def _without_ref_sft(settings: Any) -> Any:
+    """Return settings whose ``ref_model``, if there is one, is not fine-tuned."""
+    if not isinstance(settings, Mapping) or "ref_model" not in settings:
+        return settings
+    return {**settings, "ref_model": _untrained(settings["ref_model"])}
+
+
+def _untrained(ref_model: Any) -> Any:
+    """Return a setting ``ref_model`` without its fine-tuning."""
+    if not isinstance(ref_model, Mapping):
+        return ref_model
+    return {name: value for name, value in ref_model.items() if name != "sft"}
 
 
 def _samples_tokens(config: LLMConfig) -> bool:

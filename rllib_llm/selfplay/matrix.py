@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from scipy import stats
 
 from rllib_llm.selfplay.payoffs import GameResult
 
@@ -109,4 +108,6 @@ def _cell(values: list[float]) -> Cell:
     if count < 2:
         return Cell(mean, math.nan, count)
     error = float(np.std(values, ddof=1)) / math.sqrt(count)  # standard error
+    from scipy import stats
+
     return Cell(mean, float(stats.t.ppf(0.975, count - 1)) * error, count)

@@ -106,3 +106,21 @@ def _weights(learner):
             trained += sum(p.numel() for g in groups for p in g["params"])
     sizes = [p.numel() * p.element_size() for p in held.values()]
     return sum(p.numel() for p in held.values()), trained, sum(sizes)
+
+
+def test_a_plan_fine_tunes_no_reference(monkeypatch):
+    def refuse(*args):
+        raise AssertionError("a plan fine-tunes")
+
+    monkeypatch.setattr("rllib_llm.offline.sft_before_rl.sft", refuse)
+    config = load_recipe("on_policy_distillation").build_config()
+    # Another seed than other tests', whose models are cached.
+    given = {**config.ref_model, "sft": {"demonstrations": 8, "epochs": 3}}
+    assert make_plan(config.training(ref_model=given)).parameters
+    assert config.ref_model == given
+    # Policies may each have one.
+    own = {"ref_kl_coeff": 0.1, "ref_model": given}
+    team = load_recipe("magrpo").build_config()
+    team.multi_agent(policies=dict.fromkeys(team.policies, {"training": own}))
+    assert make_plan(team).parameters
+    assert given["sft"]
