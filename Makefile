@@ -1,4 +1,4 @@
-# make demo | smollm | test | test-fast | test-slow | gpu | lint | docs | notebooks | wheel | sdist
+# make demo | smollm | test | test-fast | test-slow | test-nightly | gpu | lint | docs | notebooks | wheel | sdist
 # Everything happens in an own virtual environment, VENV. It is reused as long as
 # setup.py and constraints.txt stay as they are.
 
@@ -13,7 +13,7 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loa
 TORCH = $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm test test-fast test-slow gpu lint docs notebooks wheel sdist clean
+.PHONY: help demo smollm test test-fast test-slow test-nightly gpu lint docs notebooks wheel sdist clean
 
 help:
 	@sed -n '1,3p' Makefile
@@ -30,10 +30,14 @@ smollm: $(VENV)/.installed
 test: test-fast test-slow
 
 test-fast: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu and not nightly"
 
 test-slow: $(VENV)/.installed-dev
-	$(PYTEST) -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu and not nightly"
+
+# Variants of slow tests, named by tests/nightly.txt.
+test-nightly: $(VENV)/.installed-dev
+	$(PYTEST) -m "nightly and not gpu"
 
 # On a CUDA machine, with PYTHON as it is: nothing is installed.
 gpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import inspect
 import os
@@ -45,9 +46,34 @@ def ray_session():
     import ray
 
     if not ray.is_initialized():
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        _start_ray(num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+def _start_ray(**settings):
+    """Start Ray; once more if its node was not up within Ray's fixed 30 seconds."""
+    import ray
+
+    try:
+        ray.init(**settings)
+    except Exception as error:
+        if "timed out" not in str(error):
+            raise
+        ray.shutdown()
+        ray.init(**settings)
+
+
+_NIGHTLY = [
+    line
+    for line in (Path(__file__).parent / "nightly.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+
+
+def _is_nightly(item):
+    name = f"{item.path.relative_to(Path(__file__).parent)}::{item.name}"
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _NIGHTLY)
 
 
 # Tests of environments that run programs; elsewhere the sandbox refuses to.
@@ -55,11 +81,13 @@ _SANDBOXED = ("python_tool", "code-v0")
 
 
 def pytest_collection_modifyitems(items):
-    """Skip sandbox tests if the platform cannot isolate programs."""
+    """Mark nightly tests; skip sandbox tests if the platform isolates no programs."""
     from rllib_llm.sandbox import probe
 
     missing = probe()["missing"]
     for item in items:
+        if _is_nightly(item):
+            item.add_marker(pytest.mark.nightly)
         if missing and any(name in item.name for name in _SANDBOXED):
             item.add_marker(pytest.mark.skip(reason=f"no sandbox here: {missing}"))
 

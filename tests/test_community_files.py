@@ -79,3 +79,13 @@ def test_the_container_has_what_its_commands_need():
         *copied
     }
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
+
+
+def test_every_pattern_of_the_nightly_tests_names_a_test():
+    for line in (ROOT / "tests" / "nightly.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        path, _, name = line.partition("::")
+        function = re.split(r"[?*]", name)[0]
+        text = (ROOT / "tests" / path).read_text()
+        assert f"def {function}" in text, line
