@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import types
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,7 +20,8 @@ from hostile_requests import HANGS_UP, KINDS, Attacker
 
 from rllib_llm import yaml_io
 from rllib_llm.errors import ConfigError
-from rllib_llm.serving.deployment import KEY, ServeSettings
+from rllib_llm.serving.deployment import KEY, NAME, ServeSettings
+from rllib_llm.serving.deployment import running as deployed
 
 pytest.importorskip("ray.serve", reason="the extra serve is not installed")
 
@@ -92,6 +94,12 @@ def test_the_command_asks_for_the_models_with_and_without_a_key(monkeypatch, key
     assert received == [("/v1/models", f"Bearer {key}" if key else None)]
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Running:
     """A server in a process of its own."""
 
@@ -111,13 +119,11 @@ class Running:
             env=self._environment,
         )
         assert trained.returncode == 0, trained.stdout[-3000:]
-        (run,) = (folder / "runs").iterdir()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        (self.run,) = (folder / "runs").iterdir()
+        self.port = free_port()
         self._log = (folder / "log.txt").open("w+")
         self.process = subprocess.Popen(
-            [*command, "serve", str(run), "--port", str(self.port)],
+            [*command, "serve", str(self.run), "--port", str(self.port)],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env=self._environment,
@@ -241,3 +247,48 @@ def test_it_stops_cleanly(running):
     assert running.stop() == 0
     with pytest.raises(ConnectionError):
         running.request("/health")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_more_requests_start_another_replica(running, ray_session, monkeypatch):
+    from ray import serve
+
+    monkeypatch.delenv(KEY, raising=False)
+    scaling = {
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "target_ongoing_requests": 2,
+        "upscale_delay_s": 0.5,
+        "metrics_interval_s": 0.5,
+        "look_back_period_s": 1.0,
+    }
+    settings = ServeSettings(autoscaling_config=scaling)
+
+    def replicas():
+        (deployment,) = serve.status().applications[NAME].deployments.values()
+        return deployment.replica_states.get("RUNNING", 0)
+
+    def ask(_):
+        body = {"model": "adviser", "messages": HELLO, "seed": 3}
+        request = urllib.request.Request(
+            f"{url}/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+
+    texts = set()
+    with (
+        deployed(running.run, settings, port=free_port()) as url,
+        ThreadPoolExecutor(CLIENTS) as threads,
+    ):
+        assert replicas() == 1
+        until = time.monotonic() + 150
+        while replicas() < 2:
+            assert time.monotonic() < until, serve.status()
+            texts.update(threads.map(ask, range(2 * CLIENTS)))
+        # Both answer, and a seed gives the same text on either.
+        texts.update(threads.map(ask, range(2 * CLIENTS)))
+    assert len(texts) == 1
