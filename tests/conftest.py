@@ -70,6 +70,7 @@ EXTRAS = frozenset(
         "accelerate",
         "agents",
         "aiohttp",
+        "datasets",
         "gguf",
         "langchain_openai",
         "langgraph",

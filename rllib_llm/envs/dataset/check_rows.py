@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from rllib_llm.envs.dataset.index import DatasetSpec, files_of, scan
+from rllib_llm.envs.dataset.row_files import DataFile
 from rllib_llm.envs.dataset.row_reader import report_lines
 
 
@@ -68,7 +68,7 @@ def check_rows(spec: DatasetSpec) -> RowsReport:
     return RowsReport(count, problems, notes, longest)
 
 
-def _place(file: Path, line: int) -> str:
+def _place(file: DataFile, line: int) -> str:
     return f"{file.name}, line {line}"
 
 

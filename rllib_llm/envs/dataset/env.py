@@ -54,13 +54,17 @@ class DatasetEnv(ToolEnv):
         test_path: str | list[str] | None = None,
         test_fraction: float = 0.1,
         shuffle_seed: int = 0,
+        split: str | None = None,
+        test_split: str | None = None,
+        config_name: str | None = None,
     ) -> str:
         """Take the task's row and return its prompt.
 
         Args:
             rng: Generator of the row, for an episode without a task number.
-            path: Files, patterns with ``*``, or ``hf://datasets/OWNER/NAME/FILE``;
-                None: a sample of sums and differences.
+            path: Files, patterns with ``*``, ``hf://datasets/OWNER/NAME/FILE``, or
+                datasets: ``hf://datasets/OWNER/NAME`` or folders; None: a sample of
+                sums and differences.
             prompt: Column of the question, or of messages in chat format.
             answer: Column of the right answer; None: the grader needs none.
             grader: Name of a grader, or ``"module:function"``.
@@ -74,6 +78,10 @@ class DatasetEnv(ToolEnv):
             test_path: Files with the held-out tasks; None: a share of ``path``.
             test_fraction: That share, in (0, 1), chosen by the hash of the prompt.
             shuffle_seed: Determines the order of the rows.
+            split: Split of the dataset for training, also with a slice, as in
+                ``train[:80%]``; None: ``train``, or the only one.
+            test_split: Split of the dataset with the held-out tasks.
+            config_name: Configuration of the dataset; None: the default one.
         """
         self.attempts = require_int("attempts", attempts, 1, 100)
         require_float("test_fraction", test_fraction, 1e-6, 1 - 1e-6)
@@ -89,6 +97,9 @@ class DatasetEnv(ToolEnv):
             demonstration=demonstration,
             grader=grader,
             test_fraction=test_fraction,
+            split=split,
+            test_split=test_split,
+            config_name=config_name,
         )
         self._row = self._draw(rng, shuffle_seed)
         self._answers = 0
@@ -213,6 +224,9 @@ def _spec(
     demonstration: str | None,
     grader: str,
     test_fraction: float,
+    split: str | None,
+    test_split: str | None,
+    config_name: str | None,
     **_: Any,  # options that do not concern the file
 ) -> DatasetSpec:
     return DatasetSpec(
@@ -221,6 +235,9 @@ def _spec(
         Columns(prompt, answer, demonstration),
         grader,
         test_fraction,
+        split,
+        test_split,
+        config_name,
     )
 
 

@@ -16,10 +16,12 @@ import numpy as np
 
 from rllib_llm.envs.dataset.answers import make_grader
 from rllib_llm.envs.dataset.dataset_rows import Columns, DatasetRow, RowError, parse_row
+from rllib_llm.envs.dataset.repositories import is_repository, repository_file
 from rllib_llm.envs.dataset.row_files import (
+    DataFile,
     cache_key,
+    data_files,
     dataset_cache,
-    local_files,
     numbered_lines,
 )
 from rllib_llm.envs.dataset.row_reader import ENTRY, RowReader, describe_problems
@@ -36,11 +38,15 @@ class DatasetSpec:
     """Place of the tasks, and the way to read rows.
 
     Attributes:
-        paths: Files with tasks.
-        test_paths: Files with held-out tasks; empty: a share of ``paths`` is held out.
+        paths: Files or datasets with tasks.
+        test_paths: Files with held-out tasks.
         columns: Columns of the rows.
         grader: Name of the grader, whose form of answers is checked.
-        test_fraction: Share of the prompts that is held out, in (0, 1).
+        test_fraction: Share of the prompts that is held out if no held-out tasks are
+            given, in (0, 1).
+        split: Split of the datasets in ``paths``; None: ``train``, or the only one.
+        test_split: Their split with held-out tasks.
+        config_name: Their configuration; None: the default one.
     """
 
     paths: tuple[str, ...]
@@ -48,6 +54,14 @@ class DatasetSpec:
     columns: Columns = dataclasses.field(default_factory=Columns)
     grader: str = "exact"
     test_fraction: float = 0.1
+    split: str | None = None
+    test_split: str | None = None
+    config_name: str | None = None
+
+    @property
+    def names_held_out(self) -> bool:
+        """True if held-out tasks are given; else a share of the tasks is held out."""
+        return bool(self.test_paths) or self.test_split is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,11 +85,11 @@ class ScannedRow:
     problem: str = ""
 
 
-def scan(files: list[Path], spec: DatasetSpec) -> Iterator[ScannedRow]:
+def scan(files: list[DataFile], spec: DatasetSpec) -> Iterator[ScannedRow]:
     """Yield every row of the files, also those that cannot be tasks."""
     grader = make_grader(spec.grader)
     for number, file in enumerate(files):
-        for line, offset, text in numbered_lines(file):
+        for line, offset, text in numbered_lines(file.path):
             row, problem = None, ""
             try:
                 row = parse_row(text, spec.columns)
@@ -86,10 +100,44 @@ def scan(files: list[Path], spec: DatasetSpec) -> Iterator[ScannedRow]:
             yield ScannedRow(number, line, offset, len(text), row, problem)
 
 
-def files_of(spec: DatasetSpec) -> tuple[list[Path], int]:
-    """Return all files, held-out ones last, and the number of the others."""
-    train = local_files(spec.paths)
-    return train + local_files(spec.test_paths), len(train)
+def files_of(spec: DatasetSpec) -> tuple[list[DataFile], int]:
+    """Return all files, held-out ones last, and the number of the others.
+
+    Raises:
+        ConfigError: A file or a dataset cannot be read, or an option of datasets is
+            given without one.
+        MissingExtraError: A dataset is named and ``datasets`` is not installed.
+    """
+    named = [path for path in spec.paths if is_repository(path)]
+    for option in ("split", "test_split", "config_name"):
+        if getattr(spec, option) is not None and not named:
+            raise ConfigError(
+                f"{option}={getattr(spec, option)!r} has no effect: path="
+                f"{list(spec.paths)} names files. Remove it, or give a dataset of the "
+                "hub ('hf://datasets/OWNER/NAME') or its folder."
+            )
+    if spec.test_paths and spec.test_split is not None:
+        raise ConfigError(
+            f"test_path={list(spec.test_paths)} and test_split={spec.test_split!r} "
+            "both name held-out tasks. Remove one of them."
+        )
+    train = _files_of(spec.paths, spec.split, spec.config_name)
+    held_out = data_files(spec.test_paths)
+    if spec.test_split is not None:
+        held_out = _files_of(tuple(named), spec.test_split, spec.config_name)
+    return train + held_out, len(train)
+
+
+def _files_of(
+    paths: tuple[str, ...], split: str | None, config_name: str | None
+) -> list[DataFile]:
+    files: list[DataFile] = []
+    for path in paths:
+        if is_repository(path):
+            files.append(repository_file(path, split, config_name))
+        else:
+            files += data_files([path])
+    return files
 
 
 class Dataset:
@@ -127,13 +175,13 @@ class Dataset:
 
 @lru_cache(maxsize=8)
 def _opened(
-    spec: DatasetSpec, files: tuple[Path, ...], num_train: int, key: str
+    spec: DatasetSpec, files: tuple[DataFile, ...], num_train: int, key: str
 ) -> Dataset:
     folder = dataset_cache() / f"index-{key}"
     if not folder.is_dir():
         _write_index(folder, _built(list(files), num_train, spec))
     rows = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS}
-    return Dataset(list(files), rows, spec.columns)
+    return Dataset([file.path for file in files], rows, spec.columns)
 
 
 def open_dataset(spec: DatasetSpec) -> Dataset:
@@ -144,13 +192,15 @@ def open_dataset(spec: DatasetSpec) -> Dataset:
             training ones, or a split is empty.
     """
     files, num_train = files_of(spec)
-    key = cache_key(files, num_train, dataclasses.astuple(spec), _VERSION)
+    key = cache_key(
+        [file.path for file in files], num_train, dataclasses.astuple(spec), _VERSION
+    )
     with _BUILDING:  # one thread scans, the others wait for its index
         return _opened(spec, tuple(files), num_train, key)
 
 
 def _built(
-    files: list[Path], num_train: int, spec: DatasetSpec
+    files: list[DataFile], num_train: int, spec: DatasetSpec
 ) -> dict[str, np.ndarray]:
     entries: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}
     places: dict[str, dict[int, tuple[int, int]]] = {split: {} for split in SPLITS}
@@ -167,12 +217,12 @@ def _built(
         )
         held_out = (
             each.file >= num_train
-            if spec.test_paths
+            if spec.names_held_out
             else digest < spec.test_fraction * 2**64
         )
         split = "test" if held_out else "train"
         entries[split].append((each.file, each.length, each.offset))
-        if spec.test_paths:
+        if spec.names_held_out:
             places[split].setdefault(digest, (each.file, each.line))
     if problems:
         raise ConfigError(describe_problems(problems, count, "be tasks"))
@@ -182,7 +232,7 @@ def _built(
 
 
 def _refuse_leaks(
-    places: dict[str, dict[int, tuple[int, int]]], files: list[Path]
+    places: dict[str, dict[int, tuple[int, int]]], files: list[DataFile]
 ) -> None:
     leaks = sorted(places["train"].keys() & places["test"].keys())
     if not leaks:
@@ -195,8 +245,9 @@ def _refuse_leaks(
         for leak in leaks[:_MAX_SHOWN]
     ]
     raise ConfigError(
-        f"{len(leaks):,} prompts are both in path and in test_path, so that held-out "
-        f"success would measure memory: {'; '.join(shown)}. Remove them from one."
+        f"{len(leaks):,} prompts are both among the training rows and among the "
+        f"held-out ones, so that held-out success would measure memory: "
+        f"{'; '.join(shown)}. Remove them from one."
     )
 
 
@@ -205,8 +256,8 @@ def _refuse_empty(sizes: dict[str, int], spec: DatasetSpec) -> None:
         if size:
             continue
         remedy = (
-            "Give test_path, or another test_fraction"
-            if not spec.test_paths
+            "Give test_path or test_split, or another test_fraction"
+            if not spec.names_held_out
             else "Give a file with rows"
         )
         raise ConfigError(

@@ -274,7 +274,7 @@ def test_a_line_without_end_is_not_read_into_memory(tmp_path, monkeypatch):
     ("options", "message"),
     [
         ({"path": "missing.jsonl"}, "does not exist"),
-        ({"path": "/"}, "is a folder"),
+        ({"path": "/"}, "root of the file system"),
         ({"path": "none*.jsonl"}, "no file matches"),
         ({"path": []}, "at least one file"),
         ({"grader": "exakt"}, "unknown"),
