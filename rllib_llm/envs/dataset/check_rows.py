@@ -60,8 +60,8 @@ def check_rows(spec: DatasetSpec) -> RowsReport:
             continue
         longest = max(longest, len(each.row.prompt))
         # Hashes, not texts: the file may be larger than memory.
-        key, answer = hash(each.row.key), _hash_of(each.row.answer)
-        first = first_place.setdefault(key, (place, answer))
+        answer = _hash_of(each.row.answer)
+        first = first_place.setdefault(each.digest, (place, answer))
         if first[0] != place:
             other = "" if first[1] == answer else ", with another answer"
             notes.append(f"{place}: the prompt of {first[0]} again{other}")

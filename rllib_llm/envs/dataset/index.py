@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import shutil
 import tempfile
 import threading
@@ -16,6 +15,8 @@ import numpy as np
 
 from rllib_llm.envs.dataset.answers import make_grader
 from rllib_llm.envs.dataset.dataset_rows import Columns, DatasetRow, RowError, parse_row
+from rllib_llm.envs.dataset.picture_files import check_pictures
+from rllib_llm.envs.dataset.prompt_digests import prompt_digest
 from rllib_llm.envs.dataset.repositories import is_repository, repository_file
 from rllib_llm.envs.dataset.row_files import (
     DataFile,
@@ -28,7 +29,7 @@ from rllib_llm.envs.dataset.row_reader import ENTRY, RowReader, describe_problem
 from rllib_llm.envs.env_options import SPLITS
 from rllib_llm.errors import ConfigError
 
-_VERSION = 1  # increase when the index or the rules of rows change
+_VERSION = 2  # increase when the index or the rules of rows change
 _MAX_SHOWN = 5
 _BUILDING = threading.Lock()
 
@@ -75,6 +76,7 @@ class ScannedRow:
         length: Bytes of the line.
         row: The task; None if the line cannot be one.
         problem: Why not.
+        digest: Digest of the prompt, see :func:`prompt_digest`.
     """
 
     file: int
@@ -83,6 +85,7 @@ class ScannedRow:
     length: int
     row: DatasetRow | None
     problem: str = ""
+    digest: int = 0
 
 
 def scan(files: list[DataFile], spec: DatasetSpec) -> Iterator[ScannedRow]:
@@ -90,14 +93,15 @@ def scan(files: list[DataFile], spec: DatasetSpec) -> Iterator[ScannedRow]:
     grader = make_grader(spec.grader)
     for number, file in enumerate(files):
         for line, offset, text in numbered_lines(file.path):
-            row, problem = None, ""
+            row, problem, digest = None, "", 0
             try:
-                row = parse_row(text, spec.columns)
+                row = parse_row(text, spec.columns, file.folder)
+                digest = prompt_digest(row, check_pictures(row))
                 if spec.columns.answer is not None:
                     grader.write(row.answer)
             except RowError as error:
                 row, problem = None, str(error)
-            yield ScannedRow(number, line, offset, len(text), row, problem)
+            yield ScannedRow(number, line, offset, len(text), row, problem, digest)
 
 
 def files_of(spec: DatasetSpec) -> tuple[list[DataFile], int]:
@@ -146,16 +150,19 @@ class Dataset:
     It holds 16 bytes per row, mapped from the cache. Reading is safe in threads.
 
     Args:
-        files: JSON Lines files.
+        files: The files.
         rows: Entries of every split.
         columns: Columns of the rows.
     """
 
     def __init__(
-        self, files: list[Path], rows: dict[str, np.ndarray], columns: Columns
+        self, files: list[DataFile], rows: dict[str, np.ndarray], columns: Columns
     ) -> None:
-        self._rows = rows
-        self._reader = RowReader(files, functools.partial(parse_row, columns=columns))
+        self._rows, self._files = rows, files
+        self._reader = RowReader(
+            [file.path for file in files],
+            functools.partial(parse_row, columns=columns),
+        )
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
@@ -170,7 +177,9 @@ class Dataset:
         Raises:
             ConfigError: The file has changed since the index was made.
         """
-        return self._reader.read(self._rows[split][number])
+        entry = self._rows[split][number]
+        folder = self._files[int(entry["file"])].folder
+        return dataclasses.replace(self._reader.read(entry), folder=folder)
 
 
 @lru_cache(maxsize=8)
@@ -181,7 +190,7 @@ def _opened(
     if not folder.is_dir():
         _write_index(folder, _built(list(files), num_train, spec))
     rows = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS}
-    return Dataset([file.path for file in files], rows, spec.columns)
+    return Dataset(list(files), rows, spec.columns)
 
 
 def open_dataset(spec: DatasetSpec) -> Dataset:
@@ -212,18 +221,15 @@ def _built(
                 f"{files[each.file].name}, line {each.line}: {each.problem}"
             )
             continue
-        digest = int.from_bytes(
-            hashlib.blake2b(each.row.key.encode(), digest_size=8).digest(), "big"
-        )
         held_out = (
             each.file >= num_train
             if spec.names_held_out
-            else digest < spec.test_fraction * 2**64
+            else each.digest < spec.test_fraction * 2**64
         )
         split = "test" if held_out else "train"
         entries[split].append((each.file, each.length, each.offset))
         if spec.names_held_out:
-            places[split].setdefault(digest, (each.file, each.line))
+            places[split].setdefault(each.digest, (each.file, each.line))
     if problems:
         raise ConfigError(describe_problems(problems, count, "be tasks"))
     _refuse_leaks(places, files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import dataclasses
 import glob
@@ -288,20 +289,14 @@ def write_rows(file: Path | str, rows: Iterable[Any], out: Any) -> None:
         ConfigError: A value has no JSON form.
     """
     for row in rows:
-        try:
-            text = json.dumps(row, ensure_ascii=False, default=_as_text)
-        except TypeError as error:
-            raise ConfigError(f"{file}: {error}") from error
+        text = json.dumps(row, ensure_ascii=False, default=_as_json)
         out.write(text + "\n")
 
 
-def _as_text(value: object) -> str:
-    """Return dates and decimal numbers as text."""
+def _as_json(value: object) -> Any:
+    """Return dates and decimal numbers as text, and bytes of pictures in base64."""
     if isinstance(value, bytes):
-        raise TypeError(
-            "a column holds bytes (e.g. pictures), which have no JSON form. Write the "
-            "file without that column."
-        )
+        return {"bytes": base64.b64encode(value).decode()}
     return str(value)
 
 

@@ -130,7 +130,7 @@ def test_folders_without_a_readable_dataset_are_refused(tmp_path):
     for name in ("more", "extra"):
         write(tmp_path / "odd" / f"{name}.jsonl", sums(5))
     # The library knows neither name, so all files are the split train.
-    assert len(opened(tmp_path / "odd", test_fraction=0.5)._dataset()) == 5
+    assert len(opened(tmp_path / "odd", test_fraction=0.5)._dataset()) == 10
 
 
 def test_options_of_datasets_need_one(tmp_path):
