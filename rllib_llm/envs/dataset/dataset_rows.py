@@ -62,9 +62,7 @@ class DatasetRow:
     folder: Path | None = None
 
 
-def parse_row(
-    line: bytes, columns: Columns, folder: Path | None = None
-) -> DatasetRow:
+def parse_row(line: bytes, columns: Columns, folder: Path | None = None) -> DatasetRow:
     """Return the task in a line of JSON.
 
     Args:
@@ -92,7 +90,9 @@ def parse_row(
                 f"{columns.demonstration}={show(demonstration, 40)} must be a text."
             )
     prompt = messages[-1]["content"]
-    return DatasetRow(messages[:-1], prompt, answer, demonstration, values, pictures, folder)
+    return DatasetRow(
+        messages[:-1], prompt, answer, demonstration, values, pictures, folder
+    )
 
 
 def _column(values: Mapping[str, Any], name: str) -> Any:
@@ -132,7 +132,8 @@ def _message(where: str, message: Any) -> tuple[Message, list[Any]]:
             f"{where}={show(message, 60)} must be an object with 'role' (one of "
             f"{', '.join(_ROLES)}) and 'content'."
         )
-    role, content, sources = message["role"], message.get("content"), []
+    role, content = message["role"], message.get("content")
+    sources: list[Any] = []
     if isinstance(content, list):
         content, sources = _joined(f"{where}.content", content)
         if sources and role != "user":

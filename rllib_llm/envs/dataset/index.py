@@ -15,7 +15,7 @@ import numpy as np
 
 from rllib_llm.envs.dataset.answers import make_grader
 from rllib_llm.envs.dataset.dataset_rows import Columns, DatasetRow, RowError, parse_row
-from rllib_llm.envs.dataset.picture_files import check_pictures
+from rllib_llm.envs.dataset.picture_files import check_pictures, read_picture
 from rllib_llm.envs.dataset.prompt_digests import prompt_digest
 from rllib_llm.envs.dataset.repositories import is_repository, repository_file
 from rllib_llm.envs.dataset.row_files import (
@@ -180,6 +180,24 @@ class Dataset:
         entry = self._rows[split][number]
         folder = self._files[int(entry["file"])].folder
         return dataclasses.replace(self._reader.read(entry), folder=folder)
+
+    def pictures(self, row: DatasetRow, message: int) -> list[np.ndarray]:
+        """Return the pictures of a row's message. uint8 [height, width, 3] each
+
+        Args:
+            row: The row.
+            message: Number of the message; -1 is the prompt.
+
+        Raises:
+            ConfigError: A file has changed since the index was made.
+        """
+        try:
+            return [read_picture(s, row.folder) for s in row.pictures[message]]
+        except RowError as error:
+            raise ConfigError(
+                f"A file of a row has changed while it is in use: {error} Start the "
+                "run again."
+            ) from error
 
 
 @lru_cache(maxsize=8)

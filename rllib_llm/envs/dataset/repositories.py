@@ -134,7 +134,7 @@ def _written(
     target = dataset_cache() / f"{builder.dataset_name}-{digest}.jsonl"
     if not target.is_file():
         rows = _rows(path, builder, split)
-        write_once(target, lambda out: _write(path, rows, out))
+        write_once(target, lambda out: _write(rows, out))
     name = path if split is None else f"{path} ({split})"
     return DataFile(target, name, folder)
 
@@ -181,9 +181,9 @@ def _checked_split(path: str, split: str | None, names: list[str]) -> str:
     return split
 
 
-def _write(path: str, rows: Any, out: Any) -> None:
+def _write(rows: Any, out: Any) -> None:
     for batch in rows.iter(batch_size=_BATCH):
-        write_rows(path, batch.to_pylist(), out)
+        write_rows(batch.to_pylist(), out)
 
 
 def _errors(library: ModuleType) -> tuple[type[BaseException], ...]:

@@ -230,7 +230,7 @@ def _from_list(file: Path, out: Any) -> None:
         rows = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, "JSON", error) from error
-    write_rows(file, rows, out)
+    write_rows(rows, out)
 
 
 def _from_gzip(file: Path, out: Any) -> None:
@@ -248,7 +248,7 @@ def _from_parquet(file: Path, out: Any) -> None:
     try:
         with pyarrow.parquet.ParquetFile(file) as opened:
             for batch in opened.iter_batches(batch_size=1024):
-                write_rows(file, batch.to_pylist(), out)
+                write_rows(batch.to_pylist(), out)
     except (pyarrow.ArrowException, OSError) as error:
         raise _unreadable(file, "Parquet", error) from error
 
@@ -264,7 +264,7 @@ def _from_csv(file: Path, out: Any) -> None:
                         f"{file}, line {reader.line_num}: the number of values differs "
                         f"from the header's {len(reader.fieldnames or ())} columns."
                     )
-                write_rows(file, [row], out)
+                write_rows([row], out)
     except (csv.Error, UnicodeDecodeError) as error:
         raise _unreadable(file, "CSV", error) from error
 
@@ -277,17 +277,8 @@ _CONVERTERS: dict[str, Callable[[Path, Any], None]] = {
 }
 
 
-def write_rows(file: Path | str, rows: Iterable[Any], out: Any) -> None:
-    """Write rows as lines of JSON.
-
-    Args:
-        file: Their origin, for messages.
-        rows: Values by column.
-        out: A text file.
-
-    Raises:
-        ConfigError: A value has no JSON form.
-    """
+def write_rows(rows: Iterable[Any], out: Any) -> None:
+    """Write rows, values by column, as lines of JSON into a text file."""
     for row in rows:
         text = json.dumps(row, ensure_ascii=False, default=_as_json)
         out.write(text + "\n")

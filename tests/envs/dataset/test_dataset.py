@@ -252,7 +252,7 @@ def test_a_file_of_the_hub_is_found_in_its_cache(tmp_path, monkeypatch):
         (
             "a.jsonl",
             b'{"prompt": [{"role": "user", "content": [{}]}], "answer": "1"}\n',
-            "content in parts",
+            "must have the type .text.",
         ),
     ],
 )
