@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import shutil
 import tempfile
 import threading
@@ -15,8 +16,9 @@ import numpy as np
 
 from rllib_llm.envs.dataset.answers import make_grader
 from rllib_llm.envs.dataset.dataset_rows import Columns, DatasetRow, RowError, parse_row
+from rllib_llm.envs.dataset.growing_array import GrowingArray
 from rllib_llm.envs.dataset.picture_files import check_pictures, read_picture
-from rllib_llm.envs.dataset.prompt_digests import prompt_digest
+from rllib_llm.envs.dataset.prompt_digests import PromptDigests, prompt_digest
 from rllib_llm.envs.dataset.repositories import is_repository, repository_file
 from rllib_llm.envs.dataset.row_files import (
     DataFile,
@@ -25,7 +27,12 @@ from rllib_llm.envs.dataset.row_files import (
     dataset_cache,
     numbered_lines,
 )
-from rllib_llm.envs.dataset.row_reader import ENTRY, RowReader, describe_problems
+from rllib_llm.envs.dataset.row_reader import (
+    ENTRY,
+    RowNotes,
+    RowReader,
+    describe_problems,
+)
 from rllib_llm.envs.env_options import SPLITS
 from rllib_llm.errors import ConfigError
 
@@ -229,15 +236,13 @@ def open_dataset(spec: DatasetSpec) -> Dataset:
 def _built(
     files: list[DataFile], num_train: int, spec: DatasetSpec
 ) -> dict[str, np.ndarray]:
-    entries: dict[str, list[tuple[int, int, int]]] = {split: [] for split in SPLITS}
-    places: dict[str, dict[int, tuple[int, int]]] = {split: {} for split in SPLITS}
-    problems, count = [], 0
+    entries = {split: GrowingArray(ENTRY) for split in SPLITS}
+    prompts = {split: PromptDigests() for split in SPLITS}
+    problems, count = RowNotes(), 0
     for each in scan(files, spec):
         count += 1
         if each.row is None:
-            problems.append(
-                f"{files[each.file].name}, line {each.line}: {each.problem}"
-            )
+            problems.add(f"{files[each.file].name}, line {each.line}: {each.problem}")
             continue
         held_out = (
             each.file >= num_train
@@ -247,29 +252,26 @@ def _built(
         split = "test" if held_out else "train"
         entries[split].append((each.file, each.length, each.offset))
         if spec.names_held_out:
-            places[split].setdefault(each.digest, (each.file, each.line))
+            prompts[split].add(each.digest, each.row.answer, (each.file, each.line))
     if problems:
         raise ConfigError(describe_problems(problems, count, "be tasks"))
-    _refuse_leaks(places, files)
+    _refuse_leaks(prompts["train"], prompts["test"], files)
     _refuse_empty({split: len(rows) for split, rows in entries.items()}, spec)
-    return {split: np.array(rows, ENTRY) for split, rows in entries.items()}
+    return {split: rows.array() for split, rows in entries.items()}
 
 
 def _refuse_leaks(
-    places: dict[str, dict[int, tuple[int, int]]], files: list[DataFile]
+    train: PromptDigests, test: PromptDigests, files: list[DataFile]
 ) -> None:
-    leaks = sorted(places["train"].keys() & places["test"].keys())
-    if not leaks:
+    count, places = train.shared_with(test)
+    if not count:
         return
     shown = [
-        " and ".join(
-            f"{files[file].name}, line {line}"
-            for file, line in (places["train"][leak], places["test"][leak])
-        )
-        for leak in leaks[:_MAX_SHOWN]
+        " and ".join(f"{files[file].name}, line {line}" for file, line in pair)
+        for pair in itertools.islice(places, _MAX_SHOWN)
     ]
     raise ConfigError(
-        f"{len(leaks):,} prompts are both among the training rows and among the "
+        f"{count:,} prompts are both among the training rows and among the "
         f"held-out ones, so that held-out success would measure memory: "
         f"{'; '.join(shown)}. Remove them from one."
     )
