@@ -162,6 +162,7 @@ setup(
             *OPENENV,
             *SERVE,
             *DATASETS,
+            *MATH,
         ],
         "api": API,
         "agents": AGENTS,
