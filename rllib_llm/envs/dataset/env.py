@@ -106,6 +106,7 @@ class DatasetEnv(ToolEnv):
             images=images,
         )
         self._row = self._draw(rng, shuffle_seed)
+        self.shows_pictures = self._dataset().num_pictured > 0
         self._answers = 0
         texts = [self._row.prompt, instruction, self._hint(rng, hint, hint_prob)]
         text = "\n".join(text for text in texts if text)

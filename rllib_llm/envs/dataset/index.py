@@ -38,6 +38,7 @@ from rllib_llm.errors import ConfigError
 
 _VERSION = 2  # increase when the index or the rules of rows change
 _MAX_SHOWN = 5
+_PICTURED = "num_pictured"
 _BUILDING = threading.Lock()
 
 
@@ -160,12 +161,20 @@ class Dataset:
         files: The files.
         rows: Entries of every split.
         columns: Columns of the rows.
+        num_pictured: Number of rows with pictures.
+
+    Attributes:
+        num_pictured: The same.
     """
 
     def __init__(
-        self, files: list[DataFile], rows: dict[str, np.ndarray], columns: Columns
+        self,
+        files: list[DataFile],
+        rows: dict[str, np.ndarray],
+        columns: Columns,
+        num_pictured: int,
     ) -> None:
-        self._rows, self._files = rows, files
+        self._rows, self._files, self.num_pictured = rows, files, num_pictured
         self._reader = RowReader(
             [file.path for file in files],
             functools.partial(parse_row, columns=columns),
@@ -215,7 +224,8 @@ def _opened(
     if not folder.is_dir():
         _write_index(folder, _built(list(files), num_train, spec))
     rows = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS}
-    return Dataset(list(files), rows, spec.columns)
+    num_pictured = int(np.load(folder / f"{_PICTURED}.npy"))
+    return Dataset(list(files), rows, spec.columns, num_pictured)
 
 
 def open_dataset(spec: DatasetSpec) -> Dataset:
@@ -236,9 +246,10 @@ def open_dataset(spec: DatasetSpec) -> Dataset:
 def _built(
     files: list[DataFile], num_train: int, spec: DatasetSpec
 ) -> dict[str, np.ndarray]:
+    """Return the entries of every split, and the number of rows with pictures."""
     entries = {split: GrowingArray(ENTRY) for split in SPLITS}
     prompts = {split: PromptDigests() for split in SPLITS}
-    problems, count = RowNotes(), 0
+    problems, count, num_pictured = RowNotes(), 0, 0
     for each in scan(files, spec):
         count += 1
         if each.row is None:
@@ -250,6 +261,7 @@ def _built(
             else each.digest < spec.test_fraction * 2**64
         )
         split = "test" if held_out else "train"
+        num_pictured += any(each.row.pictures)
         entries[split].append((each.file, each.length, each.offset))
         if spec.names_held_out:
             prompts[split].add(each.digest, each.row.answer, (each.file, each.line))
@@ -257,7 +269,8 @@ def _built(
         raise ConfigError(describe_problems(problems, count, "be tasks"))
     _refuse_leaks(prompts["train"], prompts["test"], files)
     _refuse_empty({split: len(rows) for split, rows in entries.items()}, spec)
-    return {split: rows.array() for split, rows in entries.items()}
+    arrays = {split: rows.array() for split, rows in entries.items()}
+    return {**arrays, _PICTURED: np.array(num_pictured)}
 
 
 def _refuse_leaks(
@@ -293,10 +306,10 @@ def _refuse_empty(sizes: dict[str, int], spec: DatasetSpec) -> None:
         )
 
 
-def _write_index(folder: Path, rows: dict[str, np.ndarray]) -> None:
+def _write_index(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     part = Path(tempfile.mkdtemp(dir=folder.parent, suffix=".part"))
-    for split, entries in rows.items():
-        np.save(part / f"{split}.npy", entries)
+    for name, array in arrays.items():
+        np.save(part / f"{name}.npy", array)
     try:
         part.rename(folder)  # whole or not at all
     except OSError:

@@ -217,8 +217,9 @@ def test_a_question_about_two_pictures_is_two_tasks(folder):
 
 def test_rows_without_pictures_are_tasks_of_text(folder):
     made = [{**row, "image": None} for row in rows()]
-    text, info = opened(write(folder / "a.jsonl", made)).reset(seed=0)
-    assert IMAGES not in info
+    env = opened(write(folder / "a.jsonl", made))
+    text, info = env.reset(seed=0)
+    assert IMAGES not in info and not env.shows_pictures
     assert "<image>" not in text
     # Without the option a placeholder is plain text.
     plain = [{**row, "prompt": f"<image> {row['prompt']}"} for row in made]
@@ -310,6 +311,12 @@ def test_a_model_of_text_is_refused_before_training(folder):
     config.validate()
     config.resolved_model = prepare_language_model(config)
     with pytest.raises(EnvContractError, match="reads text alone"):
+        preflight(config)
+    # Also if the first tasks have none.
+    rare = [{**row, "image": None} for row in rows(200)] + rows(1)
+    config.environment(env_config={"path": write(folder / "b.jsonl", rare)})
+    config.environment(env_config={"images": "image"})
+    with pytest.raises(ConfigError, match="Some tasks of DatasetEnv show pictures"):
         preflight(config)
 
 
