@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+from dataset_hub import DatasetHub
 from test_dataset import numbered, sums, write
 
 from rllib_llm.envs import check_env, make_env
@@ -179,3 +181,54 @@ def test_the_check_reads_a_folder(folder, capsys):
     (folder / "train.jsonl").write_text(json.dumps({"prompt": "?"}) + "\n")
     assert not check(str(folder), [], None, None)
     assert "line 1: no column 'answer'" in capsys.readouterr().out
+
+
+HUB_FILES = {"train.jsonl": (50, 0), "test.jsonl": (20, 500)}
+
+
+def lines(count, start):
+    return "".join(json.dumps(row) + "\n" for row in sums(count, start)).encode()
+
+
+READ = """
+from rllib_llm.envs import make_env
+
+for path in ("me/sums", "me/sums@main", "me/none", "me/sums@v9"):
+    options = {"path": "hf://datasets/" + path, "test_split": "test"}
+    env = make_env("dataset-v0", options)
+    try:
+        env.reset(seed=0)
+        data = env._dataset()
+        print(path, data.size("train"), data.size("test"), data.row("test", 0).prompt)
+    except ValueError as error:
+        print(path, error)
+"""
+
+
+def test_a_dataset_is_downloaded_from_a_hub(tmp_path):
+    """In a process of its own, since the address is read when the library is."""
+    hub = DatasetHub({name: lines(*what) for name, what in HUB_FILES.items()})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", READ],
+            env={
+                **os.environ,
+                "HF_ENDPOINT": hub.url,
+                "HF_HOME": str(tmp_path / "hf"),
+                "HF_HUB_OFFLINE": "0",
+                "RLLIB_LLM_CACHE": str(tmp_path / "cache"),
+            },
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        hub.shutdown()
+        hub.server_close()
+    assert done.returncode == 0, done.stderr[-2000:]
+    read, same, none, revision = done.stdout.splitlines()
+    assert read == "me/sums 50 20 500 + 1?"
+    assert same == "me/sums@main 50 20 500 + 1?"
+    assert "Dataset 'me/none' doesn't exist" in none
+    assert "Revision 'v9' doesn't exist" in revision
+    downloads = [r for r in hub.requests if r.startswith("GET") and "/resolve/" in r]
+    assert len(downloads) == 2
