@@ -29,9 +29,8 @@ def prompt_digest(row: DatasetRow, pictures: Sequence[str]) -> int:
         pictures: Digest of the file of each picture.
     """
     texts = [*(message["content"] for message in row.preceding), row.prompt]
-    return _digest(
-        json.dumps([*(" ".join(t.split()).lower() for t in texts), *pictures])
-    )
+    compared = [" ".join(text.split()).lower() for text in texts]
+    return _digest(json.dumps([*compared, *pictures]))
 
 
 def _digest(text: str) -> int:

@@ -237,6 +237,7 @@ def test_rows_without_pictures_are_tasks_of_text(folder):
         ({"image": "bad.png"}, "cannot be decoded"),
         ({"image": "cut.png"}, "cannot be decoded"),
         ({"image": "drawing.eps"}, "cannot be decoded"),
+        ({"image": "other.ppm"}, "cannot be decoded .*Formats: PNG"),
         ({"image": "p"}, "does not exist"),
         ({"image": "https://example.com/a.png"}, "is an address"),
         ({"image": 7}, "must be the path of a file"),
@@ -267,6 +268,7 @@ def test_bad_pictures_are_refused_with_the_place(folder, row, message, monkeypat
     (folder / "cut.png").write_bytes(png(1)[:-30])
     (folder / "drawing.eps").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%EOF\n")
     Image.new("RGB", (5, 5)).save(folder / "large.png")
+    Image.new("RGB", (4, 4)).save(folder / "other.ppm")
     (folder / "heavy.png").write_bytes(png(1) + b"0" * 5000)
     file = write(
         folder / "a.jsonl", [{**rows()[0], "image": None}, {**rows()[1], **row}]
