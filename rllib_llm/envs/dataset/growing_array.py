@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import DTypeLike
 
 
 class GrowingArray:
@@ -14,14 +13,14 @@ class GrowingArray:
         dtype: Type of its elements; a structured one takes tuples.
     """
 
-    def __init__(self, dtype: Any):
+    def __init__(self, dtype: DTypeLike):
         self._elements = np.empty(64, dtype)
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def append(self, element: Any) -> None:
+    def append(self, element: object) -> None:
         """Append an element."""
         if self._size == len(self._elements):
             self._elements = np.concatenate(

@@ -8,7 +8,6 @@ import hashlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -38,7 +37,7 @@ def check_pictures(row: DatasetRow) -> list[str]:
     return digests
 
 
-def read_picture(source: Any, folder: Path | None) -> np.ndarray:
+def read_picture(source: object, folder: Path | None) -> np.ndarray:
     """Return a picture, upright and without transparency. uint8 [height, width, 3]
 
     Args:
@@ -52,7 +51,7 @@ def read_picture(source: Any, folder: Path | None) -> np.ndarray:
     return _decoded(_file_bytes(source, folder), source)
 
 
-def _file_bytes(source: Any, folder: Path | None) -> bytes:
+def _file_bytes(source: object, folder: Path | None) -> bytes:
     """Return the bytes of a picture's file."""
     if isinstance(source, Mapping):
         stored = source.get("bytes")
@@ -99,14 +98,14 @@ def _from_file(name: str, folder: Path | None) -> bytes:
         ) from None
 
 
-def _from_base64(text: str, source: Any) -> bytes:
+def _from_base64(text: str, source: object) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise RowError(f"picture {show(source, 40)} is not valid base64.") from None
 
 
-def _decoded(data: bytes, source: Any) -> np.ndarray:
+def _decoded(data: bytes, source: object) -> np.ndarray:
     name = show(source, 80)
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,7 @@ class PromptDigests:
     def __init__(self) -> None:
         self._prompts = GrowingArray(_PROMPT)
 
-    def add(self, digest: int, answer: Any, place: Place) -> None:
+    def add(self, digest: int, answer: object, place: Place) -> None:
         """Add a row.
 
         Args:

@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, TYPE_CHECKING
 
 from rllib_llm.envs.dataset.row_files import (
     HUB,
@@ -22,6 +22,9 @@ from rllib_llm.envs.dataset.row_files import (
     write_rows,
 )
 from rllib_llm.errors import ConfigError, MissingExtraError, summarize
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetBuilder
 
 _HUB_REPOSITORY = re.compile(
     r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/?"
@@ -79,7 +82,9 @@ def _library() -> ModuleType:
     return datasets
 
 
-def _builder(path: str, name: str, revision: str | None, config: str | None) -> Any:
+def _builder(
+    path: str, name: str, revision: str | None, config: str | None
+) -> DatasetBuilder:
     """Return what reads a dataset; nothing is downloaded but its description."""
     library = _library()
     if path.startswith(HUB) and Path(name).is_dir():
@@ -125,7 +130,7 @@ def _check_config(
 
 
 def _written(
-    path: str, folder: Path | None, builder: Any, split: str | None
+    path: str, folder: Path | None, builder: DatasetBuilder, split: str | None
 ) -> DataFile:
     """Return the file of a split's rows, which is written if it does not exist."""
     # The folder of the library's own cache has a hash of the dataset's files.
@@ -139,7 +144,7 @@ def _written(
     return DataFile(target, name, folder)
 
 
-def _rows(path: str, builder: Any, split: str | None) -> Any:
+def _rows(path: str, builder: DatasetBuilder, split: str | None) -> Dataset:
     """Return the rows of a split, as the library's Dataset of Arrow tables."""
     library = _library()
     try:
@@ -181,7 +186,7 @@ def _checked_split(path: str, split: str | None, names: list[str]) -> str:
     return split
 
 
-def _write(rows: Any, out: Any) -> None:
+def _write(rows: Dataset, out: IO[str]) -> None:
     for batch in rows.iter(batch_size=_BATCH):
         write_rows(batch.to_pylist(), out)
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rllib_llm.cache import cache_dir
 from rllib_llm.errors import ConfigError, summarize
@@ -202,7 +202,7 @@ def _as_json_lines(file: Path) -> Path:
     return target
 
 
-def write_once(target: Path, write: Callable[[Any], None]) -> None:
+def write_once(target: Path, write: Callable[[IO[str]], None]) -> None:
     """Write a text file whole or not at all; several processes may do it at a time.
 
     Args:
@@ -225,7 +225,7 @@ def _holds_a_list(file: Path) -> bool:
         return opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
-def _from_list(file: Path, out: Any) -> None:
+def _from_list(file: Path, out: IO[str]) -> None:
     try:
         rows = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -233,7 +233,7 @@ def _from_list(file: Path, out: Any) -> None:
     write_rows(rows, out)
 
 
-def _from_gzip(file: Path, out: Any) -> None:
+def _from_gzip(file: Path, out: IO[str]) -> None:
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             shutil.copyfileobj(lines, out)
@@ -241,7 +241,7 @@ def _from_gzip(file: Path, out: Any) -> None:
         raise _unreadable(file, "gzip", error) from error
 
 
-def _from_parquet(file: Path, out: Any) -> None:
+def _from_parquet(file: Path, out: IO[str]) -> None:
     import pyarrow
     import pyarrow.parquet
 
@@ -253,7 +253,7 @@ def _from_parquet(file: Path, out: Any) -> None:
         raise _unreadable(file, "Parquet", error) from error
 
 
-def _from_csv(file: Path, out: Any) -> None:
+def _from_csv(file: Path, out: IO[str]) -> None:
     csv.field_size_limit(MAX_LINE_BYTES)
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
@@ -269,7 +269,7 @@ def _from_csv(file: Path, out: Any) -> None:
         raise _unreadable(file, "CSV", error) from error
 
 
-_CONVERTERS: dict[str, Callable[[Path, Any], None]] = {
+_CONVERTERS: dict[str, Callable[[Path, IO[str]], None]] = {
     ".json": _from_list,
     ".gz": _from_gzip,
     ".parquet": _from_parquet,
@@ -277,7 +277,7 @@ _CONVERTERS: dict[str, Callable[[Path, Any], None]] = {
 }
 
 
-def write_rows(rows: Iterable[Any], out: Any) -> None:
+def write_rows(rows: Iterable[Any], out: IO[str]) -> None:
     """Write rows, values by column, as lines of JSON into a text file."""
     for row in rows:
         text = json.dumps(row, ensure_ascii=False, default=_as_json)
