@@ -47,6 +47,8 @@ AGENT_CLIENTS = [
 ]
 RUNTIME_ENV = ["virtualenv>=20.28,<22"]  # Ray's runtime_env needs it for pip
 OPENENV = ["websockets>=15,<18"]  # the client of openenv-v0
+DATASETS = ["datasets>=5.2,<6"]  # whole datasets of dataset-v0
+MATH = ["math-verify>=0.9,<0.10"]
 SERVE = ["ray[serve]>=2.59,<2.61"]  # the same Ray, with FastAPI and Prometheus
 # The pages of miniwob-v0 come without dependencies: miniwob requires a newer Gymnasium
 # than RLlib (docs/dependencies.md).
@@ -130,7 +132,8 @@ setup(
         "games": [*GAMES, "textarena>=0.7.4,<0.8"],
         "sandbox": ["pydantic-monty>=1.4,<2"],
         "search": ["tantivy>=0.27,<0.28"],
-        "math": ["math-verify>=0.9,<0.10"],
+        "math": MATH,
+        "datasets": DATASETS,
         # Exact: its scorers were read for what they do with a model's text.
         "reasoning": ["reasoning-gym==0.1.25"],
         "babyai": BABYAI,
@@ -158,6 +161,8 @@ setup(
             *RUNTIME_ENV,
             *OPENENV,
             *SERVE,
+            *DATASETS,
+            *MATH,
         ],
         "api": API,
         "agents": AGENTS,

@@ -98,6 +98,7 @@ EXTRAS = frozenset(
         "accelerate",
         "agents",
         "aiohttp",
+        "datasets",
         "gguf",
         "langchain_openai",
         "langgraph",

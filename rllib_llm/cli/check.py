@@ -13,8 +13,9 @@ def check(
     env: Annotated[
         str,
         typer.Argument(
-            help="Registered name, Gymnasium id, package.module:Name, data file, or "
-            "recipe (.yaml), of which each environment is checked."
+            help="Registered name, Gymnasium id, package.module:Name, data file, "
+            "dataset (hf://datasets/OWNER/NAME, or a folder with a slash), or recipe "
+            "(.yaml), of which each environment is checked."
         ),
     ],
     options: Annotated[

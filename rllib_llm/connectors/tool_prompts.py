@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.types import Message
 from rllib_llm.errors import TemplateError
-from rllib_llm.pictures.contract import with_pictures
+from rllib_llm.pictures.contract import preceding_messages, with_pictures
 from rllib_llm.tools.formats import check_format, text_format
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def opening(
             described = text_format(tools, env_format).describe(tools)
             observation, tools = f"{described}\n\n{observation}", None
     system = system or info.get("system_prompt")
-    before: Sequence[Message] = info.get("preceding_messages") or ()
+    before = preceding_messages(info)
     if before and before[0]["role"] == "system":
         system = None
     messages = [{"role": "system", "content": system}] if system else []

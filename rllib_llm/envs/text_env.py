@@ -48,6 +48,9 @@ class TextEnv(EnvOptions, gym.Env):
         ConfigError: If an option does not exist or has a value out of range.
     """
 
+    # True: some tasks show pictures, also if the first ones do not, so that a model of
+    # text is refused before training.
+    shows_pictures: bool = False
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     # Attributes that belong to the instance, not to the episode: snapshots omit them.
     _KEPT: ClassVar[frozenset[str]] = frozenset(

@@ -14,6 +14,7 @@ from rllib_llm.data.model_calls import MODEL_REQUEST
 from rllib_llm.env_runner.agents import agents_of, texts_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.parallel_episodes import play_all
+from rllib_llm.pictures.contract import PRECEDING
 from rllib_llm.seeding import stable_seed
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def transcript_texts(
     texts: list[str] = []
     for demo in demos:
         texts += demo.observations + demo.completions
-        if demo.info(0).get("tools") or demo.info(0).get("preceding_messages"):
+        if demo.info(0).get("tools") or demo.info(0).get(PRECEDING):
             # The tiny model's template has no tools: the prompt lists them as text.
             messages, _ = opening(
                 demo.observations[0], demo.info(0), system=None, renderer=None

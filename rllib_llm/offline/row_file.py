@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from rllib_llm.envs.dataset.dataset_rows import RowError
+from rllib_llm.envs.dataset.growing_array import GrowingArray
 from rllib_llm.envs.dataset.row_files import cache_key, local_files, numbered_lines
 from rllib_llm.envs.dataset.row_reader import (
     ENTRY,
+    RowNotes,
     RowReader,
     describe_problems,
-    report_lines,
 )
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import Parser, parser_of
@@ -54,25 +55,25 @@ class RowFile:
         remove: str | None = None,
     ):
         files = local_files(paths)
-        entries, problems, count = [], [], 0
+        entries, problems, count = GrowingArray(ENTRY), RowNotes(), 0
         if remove is not None:
             parse = functools.partial(self._parse_without, parse, remove)
         for entry, problem, episode_return in _scan(files, parse, min_return):
             count += 1
             if problem:
-                problems.append(problem)
+                problems.add(problem)
             elif min_return is None or episode_return >= min_return:
                 entries.append(entry)
         if problems:
             raise ConfigError(describe_problems(problems, count, "be used"))
         if not count:
             raise ConfigError(f"files={list(paths)}: they have no rows. Give others.")
-        if not entries:
+        if not len(entries):
             raise ConfigError(
                 f"min_return={min_return}: none of the {count:,} episodes in "
                 f"files={list(paths)} has such a return. Lower it."
             )
-        self._entries = np.array(entries, ENTRY)
+        self._entries = entries.array()
         self._reader: RowReader[Any] = RowReader(files, parse)
 
     def _parse_without(self, parse: Parser, remove: str, line: bytes) -> Any:
@@ -202,7 +203,7 @@ class StoredRowsReport:
     """
 
     num_rows: int
-    problems: list[str]
+    problems: RowNotes
 
     @property
     def ok(self) -> bool:
@@ -212,7 +213,7 @@ class StoredRowsReport:
     def __str__(self) -> str:
         good = self.num_rows - len(self.problems)
         first = f"{good:,} of {self.num_rows:,} rows can be trained on (data.files)"
-        return "\n".join([first, *report_lines("error", self.problems)])
+        return "\n".join([first, *self.problems.report("error")])
 
 
 def check_stored_rows(path: str) -> StoredRowsReport | None:
@@ -227,8 +228,12 @@ def check_stored_rows(path: str) -> StoredRowsReport | None:
     parse = parser_of(_first_columns(files))
     if parse is None:
         return None
-    problems = [problem for _, problem, _ in _scan(files, parse)]
-    return StoredRowsReport(len(problems), [each for each in problems if each])
+    problems, count = RowNotes(), 0
+    for _, problem, _ in _scan(files, parse):
+        count += 1
+        if problem:
+            problems.add(problem)
+    return StoredRowsReport(count, problems)
 
 
 def _first_columns(files: Sequence[Path]) -> list[str]:

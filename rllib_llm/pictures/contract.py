@@ -21,6 +21,9 @@ PLACEHOLDER = "<image>"
 IMAGES = "images"
 """Key of an info with the observation's pictures, and of a message with digests."""
 
+PRECEDING = "preceding_messages"
+"""Key of an info with messages before the observation; users' may hold pictures."""
+
 Pictures = dict[str, np.ndarray]
 """Pictures by digest: uint8 arrays [height, width, 3]. Equal ones are stored once."""
 
@@ -111,21 +114,62 @@ def stored(pictures: MutableMapping[str, np.ndarray], info: Any) -> Any:
     Raises:
         EnvContractError: If a picture is no uint8 array [height, width, 3].
     """
-    images = info.get(IMAGES) if info else None
-    if not images:
+    if not info:
         return info
+    changed: dict[str, Any] = {}
+    if info.get(IMAGES):
+        changed[IMAGES] = _stored_all(pictures, info[IMAGES], f"info[{IMAGES!r}]")
+    before = info.get(PRECEDING) or ()
+    if any(isinstance(message.get(IMAGES), list) for message in before):
+        changed[PRECEDING] = [
+            _with_names(m, _stored_all(pictures, m[IMAGES], f"info[{PRECEDING!r}]"))
+            if isinstance(m.get(IMAGES), list)
+            else m
+            for m in before
+        ]
+    return {**info, **changed} if changed else info
+
+
+def _stored_all(
+    pictures: MutableMapping[str, np.ndarray], images: Sequence[Any], source: str
+) -> list[str]:
+    """Store pictures that are no digests yet; return the digests."""
     names = []
     for number, image in enumerate(images):
         if isinstance(image, str):
             names.append(image)
             continue
-        check_image(image, f"info[{IMAGES!r}][{number}]")
+        check_image(image, f"{source}[{number}]")
         name = digest(image)
         if name not in pictures:
             # A copy: environments may draw into one array again and again.
             pictures[name] = np.array(image)
         names.append(name)
-    return {**info, IMAGES: names}
+    return names
+
+
+def preceding_messages(info: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the messages before an observation, with their pictures' digests.
+
+    Raises:
+        EnvContractError: If the numbers of pictures and placeholders differ, or a
+            message that is not the user's has pictures.
+    """
+    messages = []
+    for message in info.get(PRECEDING) or ():
+        images = message.get(IMAGES)
+        if isinstance(images, list):
+            _check_role(message, len(images))
+            check_count(message["content"], len(images), "A preceding message")
+            names = [i if isinstance(i, str) else digest(i) for i in images]
+            message = _with_names(message, names)
+        messages.append(message)
+    return messages
+
+
+def _with_names(message: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    """Return a message with the digests of its pictures."""
+    return {**message, IMAGES: " ".join(names)}
 
 
 def with_pictures(
@@ -141,13 +185,17 @@ def with_pictures(
     if not images:
         return messages
     last = messages[-1]
-    if last["role"] != "user":
-        raise EnvContractError(
-            f"An observation with {len(images)} pictures has the role "
-            f"{last['role']!r}; pictures are shown in user messages. Leave "
-            "tool_results out of its info."
-        )
+    _check_role(last, len(images))
     check_count(observation, len(images), "An observation")
     check_count(last["content"], len(images), "The message of an observation")
     names = [i if isinstance(i, str) else digest(i) for i in images]
-    return [*messages[:-1], {**last, IMAGES: " ".join(names)}]
+    return [*messages[:-1], _with_names(last, names)]
+
+
+def _check_role(message: Mapping[str, Any], count: int) -> None:
+    """Check that a message with pictures is the user's."""
+    if message["role"] != "user":
+        raise EnvContractError(
+            f"A message with {count} pictures has the role {message['role']!r}; "
+            "pictures are shown in user messages. Leave tool_results out of its info."
+        )

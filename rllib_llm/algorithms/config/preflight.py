@@ -36,7 +36,8 @@ def preflight(config: LLMConfig, num_resets: int = 8) -> Preflight:
     """Reset the environment a few times and check its first prompts' lengths.
 
     Raises:
-        ConfigError: If a first prompt leaves no room for an answer.
+        ConfigError: If a first prompt leaves no room for an answer, or tasks show
+            pictures to a model of text.
         ModelError: If max_context_tokens exceeds the model's limit.
         TemplateError: If the tokenizer cannot serve conversations.
     """
@@ -86,6 +87,12 @@ def _longest_first_prompt(config: LLMConfig, env: PlayableEnv, num_resets: int) 
                 renderer=renderer,
             )
             longest = max(longest, len(renderer.opened(messages, tools).ids))
+    if renderer.pictures is None and getattr(env, "shows_pictures", False):
+        raise ConfigError(
+            f"Some tasks of {type(env).__name__} show pictures, which "
+            f"{config.lm_model!r}, a model of text, cannot read. Use a vision-language "
+            "model (docs/pictures.md), or tasks of text."
+        )
     env.close()
     return longest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import typer
@@ -24,6 +25,7 @@ def check(
 ) -> bool:
     """Print the report of :func:`rllib_llm.envs.check_env`; return True if it is ok."""
     from rllib_llm.envs import check_env
+    from rllib_llm.envs.dataset.repositories import is_repository
     from rllib_llm.envs.dataset.row_files import is_data_file
     from rllib_llm.offline.row_file import check_stored_rows
 
@@ -35,13 +37,15 @@ def check(
                 f"Remove {' '.join(options)}, or change the recipe."
             )
         env, env_config = parse_env(env)
+    # A folder is written with a slash, since names of environments may be its name.
+    is_whole = (os.sep in env or is_data_file(env)) and is_repository(env)
     # Stored conversations have no environment, so only dataset-v0 can be forked.
-    if is_data_file(env) and not env_config and not forks:
+    if is_data_file(env) and not is_whole and not env_config and not forks:
         stored = check_stored_rows(env)
         if stored is not None:
             typer.echo(printable(str(stored)))
             return stored.ok
-    if is_data_file(env):
+    if is_data_file(env) or is_whole:
         env, env_config = "dataset-v0", {"path": env, **env_config}
     if env == "dataset-v0" and not _has_good_rows(env_config):
         return False

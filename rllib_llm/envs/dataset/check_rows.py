@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 from rllib_llm.envs.dataset.index import DatasetSpec, files_of, scan
-from rllib_llm.envs.dataset.row_reader import report_lines
+from rllib_llm.envs.dataset.prompt_digests import PromptDigests
+from rllib_llm.envs.dataset.row_reader import RowNotes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,13 +16,13 @@ class RowsReport:
     Attributes:
         num_rows: Number of lines that are not blank.
         problems: Lines that cannot be tasks, with the reason.
-        notes: Lines that can, but are probably not meant so.
+        notes: Lines that can, but repeat the prompt of another.
         longest_prompt: Characters of the longest prompt.
     """
 
     num_rows: int
-    problems: list[str]
-    notes: list[str]
+    problems: RowNotes
+    notes: RowNotes
     longest_prompt: int
 
     @property
@@ -37,8 +36,8 @@ class RowsReport:
             f"{good:,} of {self.num_rows:,} rows can be tasks; "
             f"the longest prompt has {self.longest_prompt:,} characters"
         ]
-        lines += report_lines("error", self.problems)
-        return "\n".join([*lines, *report_lines("note", self.notes)])
+        lines += self.problems.report("error")
+        return "\n".join([*lines, *self.notes.report("note")])
 
 
 def check_rows(spec: DatasetSpec) -> RowsReport:
@@ -48,29 +47,20 @@ def check_rows(spec: DatasetSpec) -> RowsReport:
         ConfigError: A file cannot be read, or the grader does not exist.
     """
     files, _ = files_of(spec)
-    problems: list[str] = []
-    notes: list[str] = []
-    first_place: dict[int, tuple[str, int]] = {}
+    problems, notes, prompts = RowNotes(), RowNotes(), PromptDigests()
     count = longest = 0
+
+    def place(file: int, line: int) -> str:
+        return f"{files[file].name}, line {line}"
+
     for each in scan(files, spec):
         count += 1
-        place = _place(files[each.file], each.line)
         if each.row is None:
-            problems.append(f"{place}: {each.problem}")
+            problems.add(f"{place(each.file, each.line)}: {each.problem}")
             continue
         longest = max(longest, len(each.row.prompt))
-        # Hashes, not texts: the file may be larger than memory.
-        key, answer = hash(each.row.key), _hash_of(each.row.answer)
-        first = first_place.setdefault(key, (place, answer))
-        if first[0] != place:
-            other = "" if first[1] == answer else ", with another answer"
-            notes.append(f"{place}: the prompt of {first[0]} again{other}")
+        prompts.add(each.digest, each.row.answer, (each.file, each.line))
+    for row, first, is_same in prompts.repeated():
+        other = "" if is_same else ", with another answer"
+        notes.add(f"{place(*row)}: the prompt of {place(*first)} again{other}")
     return RowsReport(count, problems, notes, longest)
-
-
-def _place(file: Path, line: int) -> str:
-    return f"{file.name}, line {line}"
-
-
-def _hash_of(answer: Any) -> int:
-    return hash(repr(answer))

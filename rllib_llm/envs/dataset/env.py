@@ -17,6 +17,7 @@ from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.tool_env import ToolEnv
 from rllib_llm.errors import ConfigError
 from rllib_llm.imports import import_object
+from rllib_llm.pictures.contract import IMAGES, PRECEDING
 
 SAMPLE = Path(__file__).parents[1] / "data" / "arithmetic.jsonl"
 
@@ -54,13 +55,18 @@ class DatasetEnv(ToolEnv):
         test_path: str | list[str] | None = None,
         test_fraction: float = 0.1,
         shuffle_seed: int = 0,
-    ) -> str:
+        split: str | None = None,
+        test_split: str | None = None,
+        config_name: str | None = None,
+        images: str | None = None,
+    ) -> TurnResult:
         """Take the task's row and return its prompt.
 
         Args:
             rng: Generator of the row, for an episode without a task number.
-            path: Files, patterns with ``*``, or ``hf://datasets/OWNER/NAME/FILE``;
-                None: a sample of sums and differences.
+            path: Files, patterns with ``*``, ``hf://datasets/OWNER/NAME/FILE``, or
+                datasets: ``hf://datasets/OWNER/NAME`` or folders; None: a sample of
+                sums and differences.
             prompt: Column of the question, or of messages in chat format.
             answer: Column of the right answer; None: the grader needs none.
             grader: Name of a grader, or ``"module:function"``.
@@ -74,6 +80,11 @@ class DatasetEnv(ToolEnv):
             test_path: Files with the held-out tasks; None: a share of ``path``.
             test_fraction: That share, in (0, 1), chosen by the hash of the prompt.
             shuffle_seed: Determines the order of the rows.
+            split: Split of the dataset for training, also with a slice, as in
+                ``train[:80%]``; None: ``train``, or the only one.
+            test_split: Split of the dataset with the held-out tasks.
+            config_name: Configuration of the dataset; None: the default one.
+            images: Column of the prompt's picture, or list of pictures.
         """
         self.attempts = require_int("attempts", attempts, 1, 100)
         require_float("test_fraction", test_fraction, 1e-6, 1 - 1e-6)
@@ -89,11 +100,17 @@ class DatasetEnv(ToolEnv):
             demonstration=demonstration,
             grader=grader,
             test_fraction=test_fraction,
+            split=split,
+            test_split=test_split,
+            config_name=config_name,
+            images=images,
         )
         self._row = self._draw(rng, shuffle_seed)
+        self.shows_pictures = self._dataset().num_pictured > 0
         self._answers = 0
         texts = [self._row.prompt, instruction, self._hint(rng, hint, hint_prob)]
-        return "\n".join(text for text in texts if text)
+        text = "\n".join(text for text in texts if text)
+        return TurnResult(text, images=self._dataset().pictures(self._row, -1))
 
     def _hint(self, rng: np.random.Generator, hint: str, prob: float) -> str:
         """Return the hint of this episode; "" without one."""
@@ -125,8 +142,16 @@ class DatasetEnv(ToolEnv):
         """Start an episode; ``options["task_number"]`` selects the row."""
         prompt, info = super().reset(seed=seed, options=options)
         if self._row.preceding:
-            info = {**info, "preceding_messages": self._row.preceding}
+            info = {**info, PRECEDING: self._preceding_messages()}
         return prompt, info
+
+    def _preceding_messages(self) -> list[dict[str, Any]]:
+        """Return the messages before the prompt, with their pictures."""
+        messages: list[dict[str, Any]] = []
+        for number, message in enumerate(self._row.preceding):
+            shown = self._dataset().pictures(self._row, number)
+            messages.append({**message, IMAGES: shown} if shown else {**message})
+        return messages
 
     def judge(self, answer: str) -> float | TurnResult:
         """Rate the answer; a wrong one may be followed by another attempt."""
@@ -213,14 +238,21 @@ def _spec(
     demonstration: str | None,
     grader: str,
     test_fraction: float,
+    split: str | None,
+    test_split: str | None,
+    config_name: str | None,
+    images: str | None,
     **_: Any,  # options that do not concern the file
 ) -> DatasetSpec:
     return DatasetSpec(
         _paths("path", path) or (str(SAMPLE),),
         _paths("test_path", test_path),
-        Columns(prompt, answer, demonstration),
+        Columns(prompt, answer, demonstration, images),
         grader,
         test_fraction,
+        split,
+        test_split,
+        config_name,
     )
 
 

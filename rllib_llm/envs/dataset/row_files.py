@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import dataclasses
 import glob
 import gzip
 import hashlib
@@ -15,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rllib_llm.cache import cache_dir
 from rllib_llm.errors import ConfigError, summarize
@@ -31,12 +33,32 @@ _PACKAGE_FILE = re.compile(r"(?P<package>[A-Za-z_][\w.]+):(?P<file>[^/\\].*)")
 _WILDCARDS = re.compile(r"[*?\[]")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class DataFile:
+    """A data file as JSON Lines on this machine.
+
+    Attributes:
+        path: The JSON Lines file.
+        name: Name of the file, or of the dataset, that the user gave, for messages.
+        folder: Folder that relative paths in its rows refer to; None: no folder.
+    """
+
+    path: Path
+    name: str
+    folder: Path | None
+
+
 def is_data_file(name: str) -> bool:
     """Return whether a name is that of a data file, not of an environment."""
     return name.startswith(HUB) or name.endswith(SUFFIXES)
 
 
 def local_files(paths: Iterable[str]) -> list[Path]:
+    """Return the paths of :func:`data_files`."""
+    return [file.path for file in data_files(paths)]
+
+
+def data_files(paths: Iterable[str]) -> list[DataFile]:
     """Return data files as JSON Lines files on this machine.
 
     Files in other formats are converted once, into the cache.
@@ -48,7 +70,11 @@ def local_files(paths: Iterable[str]) -> list[Path]:
     Raises:
         ConfigError: A file does not exist, has another format or cannot be read.
     """
-    return [_as_json_lines(file) for path in paths for file in _files(path)]
+    return [
+        DataFile(_as_json_lines(file), file.name, file.parent)
+        for path in paths
+        for file in _files(path)
+    ]
 
 
 def cache_key(files: Iterable[Path], *more: object) -> str:
@@ -172,17 +198,22 @@ def _as_json_lines(file: Path) -> Path:
     convert = _CONVERTERS[name[name.rindex(".") :]]
     target = dataset_cache() / f"{file.stem}-{cache_key([file])}.jsonl"
     if not target.is_file():
-        _convert(file, target, convert)
+        write_once(target, lambda out: convert(file, out))
     return target
 
 
-def _convert(file: Path, target: Path, convert: Callable[[Path, Any], None]) -> None:
-    # Renamed when it is whole: several processes may convert the file at a time.
+def write_once(target: Path, write: Callable[[IO[str]], None]) -> None:
+    """Write a text file whole or not at all; several processes may do it at a time.
+
+    Args:
+        target: The file.
+        write: Receives the opened file.
+    """
     with tempfile.NamedTemporaryFile(
         "w", dir=target.parent, delete=False, encoding="utf-8", suffix=".part"
     ) as part:
         try:
-            convert(file, part)
+            write(part)
         except BaseException:
             os.unlink(part.name)
             raise
@@ -194,15 +225,15 @@ def _holds_a_list(file: Path) -> bool:
         return opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
-def _from_list(file: Path, out: Any) -> None:
+def _from_list(file: Path, out: IO[str]) -> None:
     try:
         rows = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, "JSON", error) from error
-    _write(file, rows, out)
+    write_rows(rows, out)
 
 
-def _from_gzip(file: Path, out: Any) -> None:
+def _from_gzip(file: Path, out: IO[str]) -> None:
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             shutil.copyfileobj(lines, out)
@@ -210,19 +241,19 @@ def _from_gzip(file: Path, out: Any) -> None:
         raise _unreadable(file, "gzip", error) from error
 
 
-def _from_parquet(file: Path, out: Any) -> None:
+def _from_parquet(file: Path, out: IO[str]) -> None:
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(file) as opened:
             for batch in opened.iter_batches(batch_size=1024):
-                _write(file, batch.to_pylist(), out)
+                write_rows(batch.to_pylist(), out)
     except (pyarrow.ArrowException, OSError) as error:
         raise _unreadable(file, "Parquet", error) from error
 
 
-def _from_csv(file: Path, out: Any) -> None:
+def _from_csv(file: Path, out: IO[str]) -> None:
     csv.field_size_limit(MAX_LINE_BYTES)
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
@@ -233,12 +264,12 @@ def _from_csv(file: Path, out: Any) -> None:
                         f"{file}, line {reader.line_num}: the number of values differs "
                         f"from the header's {len(reader.fieldnames or ())} columns."
                     )
-                _write(file, [row], out)
+                write_rows([row], out)
     except (csv.Error, UnicodeDecodeError) as error:
         raise _unreadable(file, "CSV", error) from error
 
 
-_CONVERTERS: dict[str, Callable[[Path, Any], None]] = {
+_CONVERTERS: dict[str, Callable[[Path, IO[str]], None]] = {
     ".json": _from_list,
     ".gz": _from_gzip,
     ".parquet": _from_parquet,
@@ -246,22 +277,17 @@ _CONVERTERS: dict[str, Callable[[Path, Any], None]] = {
 }
 
 
-def _write(file: Path, rows: Iterable[Any], out: Any) -> None:
+def write_rows(rows: Iterable[Any], out: IO[str]) -> None:
+    """Write rows, values by column, as lines of JSON into a text file."""
     for row in rows:
-        try:
-            text = json.dumps(row, ensure_ascii=False, default=_as_text)
-        except TypeError as error:
-            raise ConfigError(f"{file}: {error}") from error
+        text = json.dumps(row, ensure_ascii=False, default=_as_json)
         out.write(text + "\n")
 
 
-def _as_text(value: object) -> str:
-    """Return dates and decimal numbers as text."""
+def _as_json(value: object) -> Any:
+    """Return dates and decimal numbers as text, and bytes of pictures in base64."""
     if isinstance(value, bytes):
-        raise TypeError(
-            "a column holds bytes (e.g. pictures), which have no JSON form. Write the "
-            "file without that column."
-        )
+        return {"bytes": base64.b64encode(value).decode()}
     return str(value)
 
 

@@ -53,7 +53,34 @@ class RowReader(Generic[_Row]):
             ) from error
 
 
-def describe_problems(problems: Sequence[str], count: int, use: str) -> str:
+class RowNotes:
+    """Notes on rows, of which the first 50 are kept and all are counted.
+
+    Attributes:
+        first: The first ones, each with its place.
+    """
+
+    def __init__(self) -> None:
+        self.first: list[str] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, note: str) -> None:
+        """Add a note."""
+        self._count += 1
+        if len(self.first) < _MAX_IN_REPORTS:
+            self.first.append(note)
+
+    def report(self, title: str) -> list[str]:
+        """Return lines of a report: the first notes, and the number of the others."""
+        lines = [f"{title}: {note}" for note in self.first]
+        more = len(self) - len(lines)
+        return [*lines, f"... and {more:,} more"] if more else lines
+
+
+def describe_problems(problems: RowNotes, count: int, use: str) -> str:
     """Return an error message with the first problems.
 
     Args:
@@ -64,14 +91,7 @@ def describe_problems(problems: Sequence[str], count: int, use: str) -> str:
     more = len(problems) - _MAX_IN_ERRORS
     return (
         f"{len(problems):,} of {count:,} rows cannot {use}.\n"
-        + "\n".join(f"  {problem}" for problem in problems[:_MAX_IN_ERRORS])
+        + "\n".join(f"  {problem}" for problem in problems.first[:_MAX_IN_ERRORS])
         + (f"\n  ... and {more:,} more" if more > 0 else "")
-        + "\n'rllib-llm check FILE' lists all of them."
+        + f"\n'rllib-llm check FILE' lists the first {_MAX_IN_REPORTS}."
     )
-
-
-def report_lines(title: str, entries: Sequence[str]) -> list[str]:
-    """Return lines of a report, at most 50 of one kind."""
-    lines = [f"{title}: {entry}" for entry in entries[:_MAX_IN_REPORTS]]
-    more = len(entries) - _MAX_IN_REPORTS
-    return [*lines, f"... and {more:,} more"] if more > 0 else lines

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ import pytest
 from rllib_llm.env_runner.task_groups import TaskSource
 from rllib_llm.envs import check_env, make_env
 from rllib_llm.envs.dataset import row_files
+from rllib_llm.envs.dataset.check_rows import check_rows
 from rllib_llm.envs.dataset.env import DatasetEnv
+from rllib_llm.envs.dataset.growing_array import GrowingArray
+from rllib_llm.envs.dataset.index import DatasetSpec, open_dataset
 from rllib_llm.envs.make import has_numbered_tasks
 from rllib_llm.envs.transcript import expert_policy, play
 from rllib_llm.errors import ConfigError, EnvContractError
@@ -252,7 +256,7 @@ def test_a_file_of_the_hub_is_found_in_its_cache(tmp_path, monkeypatch):
         (
             "a.jsonl",
             b'{"prompt": [{"role": "user", "content": [{}]}], "answer": "1"}\n',
-            "content in parts",
+            "must have the type .text.",
         ),
     ],
 )
@@ -274,7 +278,7 @@ def test_a_line_without_end_is_not_read_into_memory(tmp_path, monkeypatch):
     ("options", "message"),
     [
         ({"path": "missing.jsonl"}, "does not exist"),
-        ({"path": "/"}, "is a folder"),
+        ({"path": "/"}, "root of the file system"),
         ({"path": "none*.jsonl"}, "no file matches"),
         ({"path": []}, "at least one file"),
         ({"grader": "exakt"}, "unknown"),
@@ -522,3 +526,47 @@ def test_data_larger_than_the_index_are_read_by_offset(tmp_path):
     assert sum(rows.nbytes for rows in data._rows.values()) == 16 * 300
     assert all(isinstance(rows, np.memmap) for rows in data._rows.values())
     assert DatasetEnv.numbered_tasks
+
+
+def peak_bytes(work):
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_index_and_the_check_hold_no_objects_per_row(tmp_path):
+    def spec(count):
+        train = write(tmp_path / f"train{count}.jsonl", sums(count))
+        test = write(tmp_path / f"test{count}.jsonl", sums(count, start=10**6))
+        return DatasetSpec((train,), (test,))
+
+    specs = [spec(count) for count in (1_000, 9_000)]
+    for work in (open_dataset, check_rows):
+        few, many = (peak_bytes(lambda s=s, w=work: w(s)) for s in specs)
+        # An entry of 16 bytes and digests of 28, while an array doubles, and sorted.
+        assert (many - few) / (2 * 8_000) < 160, work
+
+
+def test_bad_and_repeated_rows_are_all_counted_and_the_first_listed(tmp_path):
+    rows = [{"prompt": "?"} for _ in range(70)] + sums(60) + sums(60)
+    report = check_rows(DatasetSpec((write(tmp_path / "a.jsonl", rows),)))
+    assert (len(report.problems), len(report.notes)) == (70, 60)
+    text = str(report)
+    assert "120 of 190 rows can be tasks" in text
+    assert text.count("error: a.jsonl, line ") == 50
+    assert "error: a.jsonl, line 50: no column" in text
+    assert "... and 20 more" in text and "... and 10 more" in text
+    assert "note: a.jsonl, line 131: the prompt of a.jsonl, line 71 again\n" in text
+    with pytest.raises(ConfigError, match=r"(?s)70 of 190 rows.*line 5:.*and 65 more"):
+        open_dataset(DatasetSpec((str(tmp_path / "a.jsonl"),)))
+
+
+def test_a_growing_array_keeps_its_elements():
+    grown = GrowingArray("<u8")
+    for number in range(1000):
+        assert len(grown) == number
+        grown.append(number)
+    assert grown.array().tolist() == list(range(1000))
