@@ -10,6 +10,9 @@ PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 # Test processes. All tests of a file run in one, which keeps its fixtures and its Ray.
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+# Slow tests start processes with time limits, which a busy machine exceeds: one that
+# fails runs once more, and the summary names it.
+RERUN = --reruns 1 -rR
 TORCH = $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
@@ -33,11 +36,11 @@ test-fast: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow and not gpu and not nightly"
 
 test-slow: $(VENV)/.installed-dev
-	$(PYTEST) -m "slow and not gpu and not nightly"
+	$(PYTEST) $(RERUN) -m "slow and not gpu and not nightly"
 
 # Variants of slow tests, named by tests/nightly.txt.
 test-nightly: $(VENV)/.installed-dev
-	$(PYTEST) -m "nightly and not gpu"
+	$(PYTEST) $(RERUN) -m "nightly and not gpu"
 
 # On a CUDA machine, with PYTHON as it is: nothing is installed.
 gpu:

@@ -144,6 +144,7 @@ setup(
         "test": TEST,
         "dev": [
             *TEST,
+            "pytest-rerunfailures>=16,<17",
             "pytest-xdist>=3.8,<4",
             "ruff>=0.14",
             "mypy>=2.3,<3",
