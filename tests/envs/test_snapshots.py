@@ -9,11 +9,13 @@ import pytest
 from rllib_llm.envs import TEXT_ENVS, GymTextEnv, MultiAgentTextEnv, TextEnv, make_env
 from rllib_llm.errors import EnvContractError, MissingExtraError
 
+# Their states are on a server, in another program, or in a library's game.
+WITHOUT = {"agent-v0", "external-v0", "openenv-v0", "openenv_game-v0"}
+LIBRARIES = ("open_spiel", "pettingzoo_classic", "text_arena")
 SINGLE = [
     n
     for n in TEXT_ENVS.names()
-    # Their states are on a server and in another program.
-    if issubclass(TEXT_ENVS.get(n), TextEnv) and n not in ("external-v0", "openenv-v0")
+    if issubclass(TEXT_ENVS.get(n), TextEnv) and n not in WITHOUT
 ]
 MULTI = [
     n for n in TEXT_ENVS.names() if issubclass(TEXT_ENVS.get(n), MultiAgentTextEnv)
@@ -57,6 +59,11 @@ def go_on(env, rng):
         line, is_over = act(env, rng)
         observed.append(line)
     return observed
+
+
+def test_the_environments_without_snapshots_are_listed():
+    rest = set(TEXT_ENVS.names()) - {*SINGLE, *MULTI}
+    assert {n for n in rest if not n.startswith(LIBRARIES)} == WITHOUT
 
 
 # Engines take seconds to start.
