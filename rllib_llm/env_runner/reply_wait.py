@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import queue
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rllib_llm.env_runner.env_worker import EnvReply
     from rllib_llm.env_runner.slots import Slot
 
 POLL_S = 0.05  # longest wait for a reply; the loop then checks the time limits
@@ -28,7 +31,33 @@ def observe_turn(slot: Slot, seconds: float) -> None:
     slot.turn_s = _running_mean(slot.turn_s, seconds)
 
 
-def reply_timeout(slots: Iterable[Slot], num_turns: int, now: float) -> float:
+def next_reply(
+    replies: queue.SimpleQueue[EnvReply], slots: Sequence[Slot], num_turns: int
+) -> EnvReply | None:
+    """Return a reply, or None if the engines should not wait for one.
+
+    Args:
+        replies: The replies of the slots' environments.
+        slots, num_turns: See :func:`reply_timeout`.
+    """
+    try:
+        return replies.get_nowait()
+    except queue.Empty:
+        pass
+    timeout = reply_timeout(slots, num_turns, time.perf_counter())
+    if not timeout:
+        return None
+    try:
+        return replies.get(timeout=timeout)
+    except queue.Empty:
+        # Not again during the same calls: they are longer than the last ones were.
+        for slot in slots:
+            if slot.waiting_for in IN_ENV:
+                slot.is_quick = False
+        return None
+
+
+def reply_timeout(slots: Sequence[Slot], num_turns: int, now: float) -> float:
     """Return how long to wait for the next reply before the engines' next step.
 
     Engines without a turn wait for any environment, and all engines wait for quick

@@ -18,9 +18,9 @@ from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.reply_wait import (
     IN_ENV,
     POLL_S,
+    next_reply,
     observe_call,
     observe_turn,
-    reply_timeout,
 )
 from rllib_llm.env_runner.slots import ActionSource, Slot
 from rllib_llm.env_runner.task_queue import GroupsWanted, TaskQueue
@@ -310,12 +310,12 @@ class Rollout:
     def _collect_replies(self) -> Ready:
         """Process the environments' replies.
 
-        Waits for those that are about to come, see :func:`reply_timeout`: their next
+        Waits for those that are about to come, see :func:`next_reply`: their next
         turns can then be decoded in the same batch.
         """
         ready: Ready = []
         num_turns = self._acting.num_unfinished_turns
-        while (reply := self._next_reply(num_turns + len(ready))) is not None:
+        while reply := next_reply(self._replies, self.slots, num_turns + len(ready)):
             num_turns = max(1, num_turns)  # a slot that is free now is filled first
             index, generation = reply.token
             slot = self.slots[index]
@@ -324,24 +324,6 @@ class Rollout:
                 observe_call(slot, reply.seconds)
                 self._on_reply(slot, reply, ready)
         return ready
-
-    def _next_reply(self, num_turns: int) -> EnvReply | None:
-        """Return a reply, or None if the engines should not wait for one."""
-        try:
-            return self._replies.get_nowait()
-        except queue.Empty:
-            pass
-        timeout = reply_timeout(self.slots, num_turns, time.perf_counter())
-        if not timeout:
-            return None
-        try:
-            return self._replies.get(timeout=timeout)
-        except queue.Empty:
-            # Not again during the same calls: they are longer than the last ones were.
-            for slot in self.slots:
-                if slot.waiting_for in IN_ENV:
-                    slot.is_quick = False
-            return None
 
     def _on_reply(self, slot: Slot, reply: EnvReply, ready: Ready) -> None:
         if reply.error is not None:
