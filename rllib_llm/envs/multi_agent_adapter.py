@@ -134,6 +134,11 @@ class MultiAgentAdapter:
         """The innermost environment, which has the scripted policies."""
         return self.env.unwrapped
 
+    @property
+    def live_agents(self) -> list[str]:
+        """Agents that have not ended, in the order of ``possible_agents``."""
+        return list(self._ordered(self._live))
+
     def system_prompt_for(self, agent: str) -> str | None:
         """Return the agent's system prompt, if the environment has one."""
         if hasattr(self.unwrapped, "system_prompt_for"):

@@ -25,7 +25,7 @@ from rllib_llm.errors import ConfigError, EnvContractError, did_you_mean
 from rllib_llm.pictures.contract import IMAGES, check_images
 
 # PettingZoo's api_test and parallel_api_test pass exactly these options to reset.
-_API_TEST_OPTIONS = {"options": 1}
+API_TEST_OPTIONS = {"options": 1}
 
 
 @dataclasses.dataclass(slots=True)
@@ -213,7 +213,7 @@ class MultiAgentTextEnv(EnvOptions, AECEnv):
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> None:
         """Start an episode; see :meth:`rllib_llm.envs.TextEnv.reset`."""
-        if options == _API_TEST_OPTIONS:
+        if options == API_TEST_OPTIONS:
             options = None
         start_options = self._read_reset_options(options)
         if self._declared({**self.options(), **start_options}) != self.possible_agents:

@@ -47,6 +47,7 @@ from rllib_llm.envs.adapters import (  # noqa: F401  (import libraries on demand
     miniwob,
     open_spiel_text,
     openenv,
+    openenv_game,
     pettingzoo_classic,
     reasoning_gym_tasks,
     scienceworld_tasks,

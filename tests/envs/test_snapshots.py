@@ -9,15 +9,15 @@ import pytest
 from rllib_llm.envs import TEXT_ENVS, GymTextEnv, MultiAgentTextEnv, TextEnv, make_env
 from rllib_llm.errors import EnvContractError, MissingExtraError
 
+# Their states are on a server, in another program, or in a library's game.
+WITHOUT = {"agent-v0", "external-v0", "openenv-v0", "openenv_game-v0"}
+LIBRARIES = ("open_spiel", "pettingzoo_classic", "text_arena")
+# Now: other tests register environments of their own.
+ALL_NAMES = TEXT_ENVS.names()
 SINGLE = [
-    n
-    for n in TEXT_ENVS.names()
-    # Their states are on a server and in another program.
-    if issubclass(TEXT_ENVS.get(n), TextEnv) and n not in ("external-v0", "openenv-v0")
+    n for n in ALL_NAMES if issubclass(TEXT_ENVS.get(n), TextEnv) and n not in WITHOUT
 ]
-MULTI = [
-    n for n in TEXT_ENVS.names() if issubclass(TEXT_ENVS.get(n), MultiAgentTextEnv)
-]
+MULTI = [n for n in ALL_NAMES if issubclass(TEXT_ENVS.get(n), MultiAgentTextEnv)]
 CONFIGS = {
     "frozen_lake-v0": {"slippery": True},
     "textworld-v0": {"games": 2, "level": 3},
@@ -57,6 +57,11 @@ def go_on(env, rng):
         line, is_over = act(env, rng)
         observed.append(line)
     return observed
+
+
+def test_the_environments_without_snapshots_are_listed():
+    names = [n for n in ALL_NAMES if not n.startswith(LIBRARIES)]
+    assert set(names) - {*SINGLE, *MULTI} == WITHOUT
 
 
 # Engines take seconds to start.

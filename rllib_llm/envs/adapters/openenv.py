@@ -12,8 +12,9 @@ from rllib_llm.envs.adapters.openenv_client import (
     ActionRejected,
     OpenEnvSession,
     import_websockets,
+    no_snapshot,
+    require_timeout,
 )
-from rllib_llm.envs.env_options import is_finite
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError, summarize
@@ -80,8 +81,7 @@ class OpenEnv(TextEnv):
                 "openenv-v0 needs the address of a server. Set env_config={'url': "
                 "'http://localhost:8000'}."
             )
-        if not is_finite(timeout_s) or timeout_s <= 0:
-            raise ConfigError(f"timeout_s={timeout_s!r} must be > 0 seconds.")
+        require_timeout(timeout_s)
         self._success_return, self._return = success_return, 0.0
         session = self._open(url, timeout_s, observation, action)
         given = dict(reset_options or {})
@@ -132,10 +132,7 @@ class OpenEnv(TextEnv):
 
     def snapshot(self) -> bytes:
         """Raise an error: the state of a server cannot be copied."""
-        raise EnvContractError(
-            "The state of an OpenEnv server cannot be copied. Use a method that does "
-            "not branch from the middle of an episode."
-        )
+        raise no_snapshot()
 
     def close(self) -> None:
         """End the session."""
@@ -157,7 +154,7 @@ class OpenEnv(TextEnv):
         self._to_action, self._hint = openenv_texts.text_action, ""
         if action is not None:
             self._to_action = import_object(action, "env_config.action")
-        self._schema = session.action_schema()
+        self._schema = session.schema()
         if action is None:
             self._hint = openenv_texts.action_hint(self._schema)
             self.format_hint = self._hint or "Please answer with text."

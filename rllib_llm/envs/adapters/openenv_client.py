@@ -7,6 +7,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
+from rllib_llm.envs.env_options import is_finite
 from rllib_llm.errors import (
     ConfigError,
     EnvContractError,
@@ -58,8 +59,11 @@ class OpenEnvSession:
         self._http = f"{scheme.replace('ws', 'http')}://{parts.netloc}{path}"
         self._connection: Any = None
 
-    def action_schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the server's actions.
+    def schema(self, kind: str = "action") -> dict[str, Any]:
+        """Return a JSON schema of the server.
+
+        Args:
+            kind: ``"action"`` or ``"observation"``.
 
         Raises:
             OpenEnvUnavailable: If the server does not answer.
@@ -73,9 +77,9 @@ class OpenEnvSession:
             raise self._strange(f"{address} is not JSON") from error
         except OSError as error:
             raise self._unavailable(error) from error
-        schema = schemas.get("action") if isinstance(schemas, dict) else None
+        schema = schemas.get(kind) if isinstance(schemas, dict) else None
         if not isinstance(schema, dict):
-            raise self._strange(f"{address} holds no schema of actions")
+            raise self._strange(f"{address} holds no schema of an {kind}")
         return schema
 
     def reset(self, **options: Any) -> dict[str, Any]:
@@ -156,6 +160,20 @@ class OpenEnvSession:
             f"{self.url!r} is not an OpenEnv server that can be used here: {what}. "
             "Check the address; servers of OpenEnv 0.3 and 0.10 were tried."
         )
+
+
+def no_snapshot() -> EnvContractError:
+    """Return the error of saving a state that is on a server."""
+    return EnvContractError(
+        "The state of an OpenEnv server cannot be copied. Use a method that does not "
+        "branch from the middle of an episode."
+    )
+
+
+def require_timeout(timeout_s: float) -> None:
+    """Raise a ConfigError unless ``timeout_s`` is a time limit."""
+    if not is_finite(timeout_s) or timeout_s <= 0:
+        raise ConfigError(f"timeout_s={timeout_s!r} must be > 0 seconds.")
 
 
 def import_websockets() -> tuple[Any, tuple[type[Exception], ...]]:

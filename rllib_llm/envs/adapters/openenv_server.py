@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
+from rllib_llm.envs.admissible import ADMISSIBLE
+from rllib_llm.envs.env_kinds import is_multi_agent
 from rllib_llm.envs.make import EnvSpec, make_env
+from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter, MultiAgentStep
 from rllib_llm.envs.text_env import TextEnv
-from rllib_llm.errors import ConfigError, MissingExtraError
+from rllib_llm.errors import ConfigError, EnvContractError, MissingExtraError
+from rllib_llm.pictures.contract import IMAGES
 
 
 def openenv_app(
@@ -15,32 +19,109 @@ def openenv_app(
 ) -> Any:
     """Return a FastAPI application that offers an environment to OpenEnv's clients.
 
-    An action has the field ``text``; an observation has ``text``, ``success`` and
-    ``truncated``. ``reset`` takes ``seed`` and ``split``.
+    With one agent an action has the field ``text``; an observation has ``text``,
+    ``success`` and ``truncated``. A game of several agents has the fields of
+    :class:`GameSession`, and ``openenv_game-v0`` is its client. ``reset`` takes
+    ``seed``, ``split`` and the environment's options.
 
     Args:
-        env, env_config: The environment with one agent, as for :func:`make_env`.
+        env, env_config: The environment, as for :func:`make_env`.
         max_sessions: Maximum number of sessions; each has an environment of its own.
 
     Raises:
-        ConfigError: If the environment is not a text environment with one agent.
+        ConfigError: If the environment is not a text environment, or some of its agents
+            observe numbers.
         MissingExtraError: If the package ``openenv`` is not installed.
     """
     server = _import_openenv()
     trial = make_env(env, env_config)
-    if not isinstance(trial.unwrapped, TextEnv):
+    if is_multi_agent(trial):
+        names = GameSession(trial).possible_agents
+        action, observation, served = _game_classes(server, names)
+    elif isinstance(trial.unwrapped, TextEnv):
+        action, observation, served = _classes(server)
+    else:
         raise ConfigError(
-            f"{env!r} is {type(trial.unwrapped).__name__}; only environments with one "
-            "agent can be served. Use solo-v0 to play all agents of a game with one."
+            f"{env!r} is {type(trial.unwrapped).__name__}, which cannot be served. "
+            "Serve a text environment, or a game of several agents."
         )
     trial.close()
-    action, observation, served = _classes(server)
     return server.create_fastapi_app(
         lambda: served(make_env(env, env_config)),
         action,
         observation,
         max_concurrent_envs=max_sessions,
     )
+
+
+class GameSession:
+    """A game of several agents, with results that JSON can hold.
+
+    A result holds ``agents`` (those in the game), ``texts`` (what the agents read that
+    must act next), ``final_texts`` (what truncated agents would have read),
+    ``rewards``, ``terminated``, ``truncated``, ``invalid`` (agents with an invalid
+    action), ``admissible_actions`` by agent, ``success``, ``metrics`` and
+    ``stop_reason``.
+
+    Args:
+        env: The game.
+
+    Raises:
+        ConfigError: If an agent observes numbers.
+    """
+
+    def __init__(self, env: Any):
+        self._game = MultiAgentAdapter(env)
+        self.possible_agents = self._game.possible_agents
+        numeric = list(filter(self._game.number_spaces, self.possible_agents))
+        if numeric:
+            raise ConfigError(
+                f"{numeric} of {type(env.unwrapped).__name__} observe numbers, and a "
+                "served game is played in texts. Serve a game of text agents."
+            )
+        self.is_over = False
+
+    def reset(self, seed: int | None, options: dict[str, Any]) -> dict[str, Any]:
+        """Start an episode; the result also holds ``system_prompts`` by agent."""
+        result = self._result(self._game.reset(seed=seed, options=options))
+        prompts = {a: self._game.system_prompt_for(a) for a in self.possible_agents}
+        result["system_prompts"] = {a: p for a, p in prompts.items() if p is not None}
+        return result
+
+    def step(self, texts: dict[str, str]) -> dict[str, Any]:
+        """Play the texts of exactly the agents that must act."""
+        return self._result(self._game.step(texts))
+
+    def close(self) -> None:
+        """Close the game."""
+        self._game.close()
+
+    def _result(self, step: MultiAgentStep) -> dict[str, Any]:
+        if any(IMAGES in info for info in step.infos.values()):
+            raise EnvContractError(
+                "A served game showed a picture, and its observations are texts. Serve "
+                "a game without pictures."
+            )
+        if step.error is not None:
+            raise EnvContractError(f"The game has failed: {step.error}.")
+        self.is_over = step.is_over
+        rewards: dict[str, float] = {}
+        for agent, reward in step.rewards:
+            rewards[agent] = rewards.get(agent, 0.0) + reward
+        infos = step.infos
+        return {
+            "agents": self._game.live_agents,
+            "texts": step.observations,
+            "final_texts": step.final_observations,
+            "rewards": rewards,
+            "terminated": list(step.terminated),
+            "truncated": list(step.truncated),
+            "invalid": [a for a in infos if infos[a].get("invalid_action")],
+            ADMISSIBLE: {a: i[ADMISSIBLE] for a, i in infos.items() if ADMISSIBLE in i},
+            "success": step.success,
+            "metrics": step.metrics,
+            "stop_reason": step.stop_reason,
+        }
 
 
 def _classes(server: Any) -> tuple[type, type, type]:
@@ -70,10 +151,11 @@ def _classes(server: Any) -> tuple[type, type, type]:
             seed: int | None = None,
             episode_id: str | None = None,
             split: str = "train",
-            **_: Any,
+            **options: Any,
         ) -> Any:
             """Start an episode."""
-            text, _info = self._env.reset(seed=seed, options={"split": split})
+            options["split"] = split
+            text, _info = self._env.reset(seed=seed, options=options)
             self._state = server.State(episode_id=episode_id or str(uuid4()))
             return TextObservation(text=text)
 
@@ -99,6 +181,72 @@ def _classes(server: Any) -> tuple[type, type, type]:
             self._env.close()
 
     return TextAction, TextObservation, Served
+
+
+def _game_classes(server: Any, names: list[str]) -> tuple[type, type, type]:
+    class GameAction(server.Action):
+        """The texts of the agents that must act."""
+
+        texts: dict[str, str]
+
+    class GameObservation(server.Observation):
+        """A result of GameSession; the schema names the agents."""
+
+        possible_agents: list[str] = names
+        agents: list[str]
+        texts: dict[str, str]
+        final_texts: dict[str, str]
+        rewards: dict[str, float]
+        terminated: list[str]
+        truncated: list[str]
+        invalid: list[str]
+        admissible_actions: dict[str, list[str]]
+        success: bool | None
+        metrics: dict[str, float]
+        stop_reason: str | None
+        system_prompts: dict[str, str] = {}
+
+    class ServedGame(server.Environment):
+        """A session."""
+
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self, env: Any):
+            super().__init__()
+            self._session, self._state = GameSession(env), server.State()
+
+        def reset(
+            self,
+            seed: int | None = None,
+            episode_id: str | None = None,
+            split: str = "train",
+            **options: Any,
+        ) -> Any:
+            """Start an episode."""
+            result = self._session.reset(seed, {**options, "split": split})
+            self._state = server.State(episode_id=episode_id or str(uuid4()))
+            return GameObservation(**result)
+
+        def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
+            """Play the turns of the agents that act together."""
+            result = self._session.step(action.texts)
+            self._state.step_count += 1
+            return GameObservation(
+                **result,
+                reward=sum(result["rewards"].values()),
+                done=self._session.is_over,
+            )
+
+        @property
+        def state(self) -> Any:
+            """Number of turns of the episode."""
+            return self._state
+
+        def close(self) -> None:
+            """End the session."""
+            self._session.close()
+
+    return GameAction, GameObservation, ServedGame
 
 
 def _import_openenv() -> Any:

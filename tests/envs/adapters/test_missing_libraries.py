@@ -23,6 +23,7 @@ LIBRARIES = {
     "scienceworld-v0": ("scienceworld", "scienceworld"),
     "textworld-v0": ("textworld", "textworld"),
     "openenv-v0": ("websockets", "openenv"),
+    "openenv_game-v0": ("websockets", "openenv"),
     "webshop_pages-v0": ("selenium", "browser"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -13,8 +14,11 @@ import numpy as np
 import pytest
 
 from rllib_llm.envs import make_env
+from rllib_llm.envs.make import make_playable
 from rllib_llm.errors import ConfigError, MissingExtraError
 
+# The package requires other versions than this one's development environment.
+PYTHON = os.environ.get("RLLIB_LLM_OPENENV", sys.executable)
 SERVER = str(Path(__file__).parent / "openenv_board.py")
 
 
@@ -28,7 +32,8 @@ def test_a_missing_package_is_named(monkeypatch):
 
 @pytest.fixture
 def serve():
-    pytest.importorskip("openenv")
+    if sys.executable == PYTHON:
+        pytest.importorskip("openenv")
     processes = []
 
     def start(kind):
@@ -39,7 +44,7 @@ def serve():
         if kind.endswith("-v0"):
             command = ["-m", "rllib_llm", "serve-env", kind, "--max-sessions", "2"]
             command += ["--port", str(port)]
-        processes.append(subprocess.Popen([sys.executable, *command]))
+        processes.append(subprocess.Popen([PYTHON, *command]))
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline and processes[-1].poll() is None:
             with (
@@ -101,9 +106,42 @@ def test_other_environments_are_played_by_their_schema(serve):
     assert env.step("I take 7")[4]["success"] is True
 
 
-def test_games_with_several_agents_are_refused():
-    pytest.importorskip("openenv")
-    from rllib_llm.envs.adapters.openenv_server import openenv_app
+@pytest.mark.slow
+def test_games_of_several_agents_are_played(serve):
+    local = make_playable("secret_sum-v0")
+    config = {"url": serve("secret_sum-v0")[0], "send_split": True, "timeout_s": 20.0}
+    served = make_playable("openenv_game-v0", config)
+    assert served.possible_agents == local.possible_agents
+    for seed in range(4):
+        expected, step = local.reset(seed=seed), served.reset(seed=seed)
+        while not expected.is_over:
+            assert step.observations == expected.observations
+            rng = np.random.default_rng(seed)
+            expert = local.unwrapped.expert_action
+            texts = {agent: expert(agent, rng) for agent in expected.observations}
+            expected, step = local.step(texts), served.step(texts)
+            assert step.rewards == expected.rewards
+        assert step.is_over and step.success is expected.success is True
+    more = make_playable("openenv_game-v0", {**config, "reset_options": {"numbers": 3}})
+    three = local.reset(seed=9, options={"numbers": 3}).observations
+    assert more.reset(seed=9).observations == three
+    for env in (served, more):
+        env.close()
 
-    with pytest.raises(ConfigError, match="only environments with one agent"):
-        openenv_app("secret_sum-v0")
+
+@pytest.mark.slow
+def test_options_of_the_environment_reach_it(serve):
+    url = serve("frozen_lake-v0")[0]
+    env = make_env("openenv-v0", {"url": url, "reset_options": {"size": 5}})
+    local = make_env("frozen_lake-v0", {"size": 5})
+    assert env.reset(seed=3)[0] == local.reset(seed=3)[0]
+    env.close()
+
+
+def test_what_is_no_environment_of_texts_is_refused(monkeypatch):
+    from rllib_llm.envs.adapters import openenv_server
+
+    monkeypatch.setattr(openenv_server, "_import_openenv", lambda: None)
+    members = [{"env": "frozen_lake-v0"}, {"env": "taxi-v0"}]
+    with pytest.raises(ConfigError, match="which cannot be served"):
+        openenv_server.openenv_app("mixture", {"environments": members})
