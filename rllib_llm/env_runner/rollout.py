@@ -15,13 +15,6 @@ from rllib_llm.env_runner.episode_limits import RolloutLimits, exceeds
 from rllib_llm.env_runner.episode_tree import GroupTrees, TreeRule, chooses_in_tree
 from rllib_llm.env_runner.forks import ForkRule, begin_path, plan_forks
 from rllib_llm.env_runner.monitor import RolloutMonitor
-from rllib_llm.env_runner.reply_wait import (
-    IN_ENV,
-    POLL_S,
-    next_reply,
-    observe_call,
-    observe_turn,
-)
 from rllib_llm.env_runner.slots import ActionSource, Slot
 from rllib_llm.env_runner.task_queue import GroupsWanted, TaskQueue
 from rllib_llm.envs.go_to import go_to, step_from_place
@@ -30,6 +23,10 @@ from rllib_llm.errors import EnvContractError
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
     from ray.rllib.core.rl_module.rl_module import RLModule
+
+_POLL_S = 0.05  # wait for an environment between two checks of the time limits
+_QUICK_S = 0.002  # an environment's call that is shorter delays the engines
+_IN_ENV = ("reset", "step")
 
 
 class Rollout:
@@ -277,7 +274,6 @@ class Rollout:
 
     def _step_env(self, slot: Slot) -> None:
         """Step the environment, because all agents have acted."""
-        observe_turn(slot, time.perf_counter() - slot.since)
         rule = self._fork_rule
         if rule is not None and self._acting.explore and not chooses_in_tree(rule):
             plan_forks(slot, rule, self._tasks.budget(slot.task_index))
@@ -310,20 +306,38 @@ class Rollout:
     def _collect_replies(self) -> Ready:
         """Process the environments' replies.
 
-        Waits for those that are about to come, see :func:`next_reply`: their next
-        turns can then be decoded in the same batch.
+        Waits for any environment while the engines are idle, and for quick ones always:
+        their next turns can then be decoded in the same batch.
         """
         ready: Ready = []
-        num_turns = self._acting.num_unfinished_turns
-        while reply := next_reply(self._replies, self.slots, num_turns + len(ready)):
-            num_turns = max(1, num_turns)  # a slot that is free now is filled first
+        is_idle = not self._acting.num_unfinished_turns
+        while (reply := self._next_reply(is_idle)) is not None:
+            is_idle = False
             index, generation = reply.token
             slot = self.slots[index]
             # Replies of an abandoned environment carry an older generation.
             if slot.generation == generation:
-                observe_call(slot, reply.seconds)
+                slot.is_quick = reply.seconds < _QUICK_S
                 self._on_reply(slot, reply, ready)
         return ready
+
+    def _next_reply(self, is_idle: bool) -> EnvReply | None:
+        """Return a reply, or None if the engines should not wait for one."""
+        try:
+            return self._replies.get_nowait()
+        except queue.Empty:
+            pass
+        in_env = [s for s in self.slots if s.waiting_for in _IN_ENV]
+        quick = [s for s in in_env if s.is_quick]
+        if not (quick or (is_idle and in_env)):
+            return None
+        try:
+            return self._replies.get(timeout=_POLL_S if is_idle else _QUICK_S)
+        except queue.Empty:
+            # Not again during the same calls: they are longer than the last ones were.
+            for slot in quick:
+                slot.is_quick = False
+            return None
 
     def _on_reply(self, slot: Slot, reply: EnvReply, ready: Ready) -> None:
         if reply.error is not None:
@@ -419,7 +433,7 @@ class Rollout:
     def _abort_all(self) -> None:
         """Discard all running episodes after an error and free their slots."""
         for slot in self.slots:
-            if slot.waiting_for in IN_ENV:
+            if slot.waiting_for in _IN_ENV:
                 self._replace_env(slot)
             if slot.waiting_for is not None:
                 self._free(slot)
@@ -434,7 +448,7 @@ class Rollout:
         limits, now = self._limits, time.perf_counter()
         if now < self._next_check:
             return
-        self._next_check = now + POLL_S
+        self._next_check = now + _POLL_S
         for slot in self.slots:
             if slot.waiting_for is None:
                 continue

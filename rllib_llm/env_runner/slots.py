@@ -84,8 +84,6 @@ class Slot:
         started: Start of the episode, on the same clock.
         is_quick: Whether the environment's last call was so short that the loop waits
             for the reply to the next one.
-        call_s: Running mean of the environment's steps in seconds; 0 before the first.
-        turn_s: Running mean of the waits for the agents' turns in seconds.
         generation: Incremented whenever the slot is freed, so that late replies to an
             earlier episode can be recognised.
         sessions: The episode's open sessions, and the engine of each.
@@ -105,8 +103,6 @@ class Slot:
     since: float = 0.0
     started: float = 0.0
     is_quick: bool = False
-    call_s: float = 0.0
-    turn_s: float = 0.0
     generation: int = 0
     sessions: dict[Any, Any] = dataclasses.field(default_factory=dict)
     num_forks: int = 0

@@ -1,4 +1,4 @@
-"""The sampling loop waits for replies that are about to come."""
+"""The sampling loop waits for the replies of quick environments alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rllib_llm.env_runner import reply_wait
+from rllib_llm.env_runner import rollout as rollouts
 from rllib_llm.env_runner.rollout import Rollout
 
 
@@ -38,10 +38,6 @@ def rollout():
     rollout.close()
 
 
-def next_of(rollout, num_turns):
-    return reply_wait.next_reply(rollout._replies, rollout.slots, num_turns)
-
-
 def ask(rollout, index, *, is_quick):
     """Start a call in one slot; it returns when the event is set."""
     event, slot = threading.Event(), rollout.slots[index]
@@ -51,44 +47,32 @@ def ask(rollout, index, *, is_quick):
 
 
 def test_replies_of_quick_environments_are_awaited(rollout, monkeypatch):
-    monkeypatch.setattr(reply_wait, "QUICK_S", 60.0)
+    monkeypatch.setattr(rollouts, "_QUICK_S", 60.0)
     event = ask(rollout, 0, is_quick=True)
     threading.Timer(0.05, event.set).start()
-    reply = next_of(rollout, 1)
+    reply = rollout._next_reply(False)
     assert reply.value == "reply"
     assert 0 < reply.seconds < 60
 
 
 def test_other_environments_are_not_awaited(rollout, monkeypatch):
-    monkeypatch.setattr(reply_wait, "QUICK_S", 60.0)
+    monkeypatch.setattr(rollouts, "_QUICK_S", 60.0)
     event = ask(rollout, 0, is_quick=False)
-    assert next_of(rollout, 1) is None
+    assert rollout._next_reply(False) is None
     event.set()
 
 
 def test_a_call_that_is_longer_than_the_last_is_awaited_once(rollout, monkeypatch):
-    monkeypatch.setattr(reply_wait, "QUICK_S", 0.01)
+    monkeypatch.setattr(rollouts, "_QUICK_S", 0.01)
     events = [ask(rollout, i, is_quick=i == 0) for i in range(2)]
-    assert next_of(rollout, 1) is None
+    assert rollout._next_reply(False) is None
     assert not rollout.slots[0].is_quick
     for event in events:
         event.set()
 
 
 def test_idle_engines_wait_for_any_environment(rollout, monkeypatch):
-    monkeypatch.setattr(reply_wait, "POLL_S", 60.0)
+    monkeypatch.setattr(rollouts, "_POLL_S", 60.0)
     event = ask(rollout, 0, is_quick=False)
     threading.Timer(0.05, event.set).start()
-    assert next_of(rollout, 0).value == "reply"
-
-
-def test_replies_that_outnumber_the_turns_are_awaited(rollout):
-    events = [ask(rollout, i, is_quick=False) for i in range(2)]
-    for slot in rollout.slots:
-        slot.call_s, slot.turn_s = 0.5, 60.0
-    threading.Timer(0.01, events[0].set).start()
-    assert next_of(rollout, 1).value == "reply"
-    # Two turns, and one reply to come.
-    rollout.slots[0].waiting_for = "engine"
-    assert next_of(rollout, 2) is None
-    events[1].set()
+    assert rollout._next_reply(True).value == "reply"
