@@ -121,6 +121,6 @@ def test_a_plan_fine_tunes_no_reference(monkeypatch):
     # Policies may each have one.
     own = {"ref_kl_coeff": 0.1, "ref_model": given}
     team = load_recipe("magrpo").build_config()
-    team.multi_agent(policies=dict.fromkeys(team.policies, {"training": own}))
+    team.multi_agent(policies={name: {"training": own} for name in team.policies})
     assert make_plan(team).parameters
     assert given["sft"]
