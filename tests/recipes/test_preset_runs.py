@@ -70,6 +70,7 @@ CASES = {
     "twosome": LAKE,
     "llm4teach": (*LAKE, TEACHER),
     "on_policy_distillation": (*LAKE, *GROUPS, TEACHER),
+    "dataset_sums": ("sft={demonstrations: 200, lr: 3e-3}", *GROUPS),
     "judged": (*GROUPS, "sft={demonstrations: 200, lr: 1e-2}"),
     "swirl": SEARCH,
     "zero_search": (*GROUPS, *SEARCH, VALID),
