@@ -50,17 +50,24 @@ def ray_session():
     ray.shutdown()
 
 
-# Tests of environments that run programs; elsewhere the sandbox refuses to.
-_SANDBOXED = ("python_tool", "code-v0")
+# Environments and recipes that run programs, in the names of tests about all of them.
+_SANDBOXED = (
+    *("python_tool", "code-v0", "grpo/code", "environments/code.md"),
+    *("page_says[docs/graders.md]", "page_says[docs/sandbox.md]"),
+)
 
 
 def pytest_collection_modifyitems(items):
-    """Skip sandbox tests if the platform cannot isolate programs."""
+    """Skip tests marked "sandbox" if the platform cannot isolate programs (macOS)."""
     from rllib_llm.sandbox import probe
 
     missing = probe()["missing"]
     for item in items:
-        if missing and any(name in item.name for name in _SANDBOXED):
+        if any(name in item.name for name in _SANDBOXED) or (
+            "sandbox" in getattr(item, "fixturenames", ())
+        ):
+            item.add_marker(pytest.mark.sandbox)
+        if missing and item.get_closest_marker("sandbox"):
             item.add_marker(pytest.mark.skip(reason=f"no sandbox here: {missing}"))
 
 
