@@ -1,8 +1,14 @@
-"""Real OpenEnv servers: environments of this package, and others."""
+"""Real OpenEnv servers: environments of this package, and others.
+
+OpenEnv needs mcp 1, the package's other extras mcp 2. RLLIB_LLM_OPENENV is the Python of
+a virtual environment with the extra openenv-server, in which the servers run; without
+it they run in this one, if OpenEnv is installed here.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -15,6 +21,7 @@ import pytest
 from rllib_llm.envs import make_env
 from rllib_llm.errors import ConfigError, MissingExtraError
 
+PYTHON = os.environ.get("RLLIB_LLM_OPENENV")
 SERVER = str(Path(__file__).parent / "openenv_board.py")
 
 
@@ -28,7 +35,8 @@ def test_a_missing_package_is_named(monkeypatch):
 
 @pytest.fixture
 def serve():
-    pytest.importorskip("openenv")
+    if PYTHON is None:
+        pytest.importorskip("openenv")
     processes = []
 
     def start(kind):
@@ -39,7 +47,7 @@ def serve():
         if kind.endswith("-v0"):
             command = ["-m", "rllib_llm", "serve-env", kind, "--max-sessions", "2"]
             command += ["--port", str(port)]
-        processes.append(subprocess.Popen([sys.executable, *command]))
+        processes.append(subprocess.Popen([PYTHON or sys.executable, *command]))
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline and processes[-1].poll() is None:
             with (
