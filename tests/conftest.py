@@ -76,19 +76,26 @@ def _is_nightly(item):
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _NIGHTLY)
 
 
-# Tests of environments that run programs; elsewhere the sandbox refuses to.
-_SANDBOXED = ("python_tool", "code-v0")
+# Environments and recipes that run programs, in the names of tests about all of them.
+_SANDBOXED = (
+    *("python_tool", "code-v0", "grpo/code", "environments/code.md"),
+    *("page_says[docs/graders.md]", "page_says[docs/sandbox.md]"),
+)
 
 
 def pytest_collection_modifyitems(items):
-    """Mark nightly tests; skip sandbox tests if the platform isolates no programs."""
+    """Mark nightly tests; skip those marked "sandbox" where nothing is isolated."""
     from rllib_llm.sandbox import probe
 
     missing = probe()["missing"]
     for item in items:
         if _is_nightly(item):
             item.add_marker(pytest.mark.nightly)
-        if missing and any(name in item.name for name in _SANDBOXED):
+        if any(name in item.name for name in _SANDBOXED) or (
+            "sandbox" in getattr(item, "fixturenames", ())
+        ):
+            item.add_marker(pytest.mark.sandbox)
+        if missing and item.get_closest_marker("sandbox"):
             item.add_marker(pytest.mark.skip(reason=f"no sandbox here: {missing}"))
 
 

@@ -30,7 +30,7 @@ def test_workflows_run_targets_of_the_makefile():
     made = [word for c in commands if c.startswith("make ") for word in c.split()[1:]]
     assert {word for word in made if "=" not in word} <= targets
     assert {"lint", "docs", "test-fast", "sdist", "wheel"} <= set(made)
-    assert ".ci/run" in commands
+    assert ".ci/run" in commands and {"test-others"} <= set(made)
 
 
 def test_tested_versions_of_python_are_those_claimed():
@@ -48,7 +48,10 @@ def test_versions_and_addresses_agree():
     address = re.search(r'^REPOSITORY = "(.*)"', setup, re.MULTILINE)[1]
     assert citation["repository-code"] == address
     config = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/config.yml").read_text())
-    assert config["contact_links"][0]["url"].startswith(address)
+    private = config["contact_links"][0]["url"]
+    assert private.startswith(address)
+    conduct = (ROOT / "CODE_OF_CONDUCT.md").read_text(encoding="utf-8")
+    assert f"]({private})" in conduct.split("## Contact")[1]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -89,3 +92,9 @@ def test_every_pattern_of_the_nightly_tests_names_a_test():
         function = re.split(r"[?*]", name)[0]
         text = (ROOT / "tests" / path).read_text()
         assert f"def {function}" in text, line
+def test_llms_txt_names_every_page_of_the_first_level():
+    text = (ROOT / "llms.txt").read_text(encoding="utf-8")
+    named = set(re.findall(r"\]\((docs/[^)#]+)", text))
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/algorithms/*.md")]
+    paths = {page.relative_to(ROOT).as_posix() for page in pages}
+    assert paths <= named

@@ -14,9 +14,7 @@ from rllib_llm.errors import ConfigError
 
 _Run = Annotated[
     str | None,
-    typer.Argument(
-        help="A run, trial or checkpoint folder, or a run's name; none with --api."
-    ),
+    typer.Argument(help="A run, trial or checkpoint folder, or a run's name."),
 ]
 _Envs = Annotated[
     list[str] | None,
@@ -44,7 +42,8 @@ _Api = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Instead of a run, play with a model behind an OpenAI-compatible API.",
+        help="Play with a model behind an OpenAI-compatible API: alone, or beside RUN "
+        "on the same tasks.",
     ),
 ]
 _Model = Annotated[str | None, typer.Option(help="With --api: the model's name there.")]
@@ -112,15 +111,9 @@ def evaluate(
 
     modes = {"greedy": greedy, "sampled": sampled, "both": both}
     given_modes = [name for name, wanted in modes.items() if wanted]
-    of_api = {
-        "--model": model,
-        "--temperature": temperature,
-        "--max-new-tokens": max_new_tokens,
-        "--concurrency": concurrency,
-    }
-    given = [name for name, value in of_api.items() if value is not None]
-    if api is None and given:
-        raise ConfigError(f"{given[0]} has no effect without --api. Remove it.")
+    if api is None:
+        limits = {"max-new-tokens": max_new_tokens, "concurrency": concurrency}
+        _refuse_without_api({"model": model, "temperature": temperature, **limits})
     if pairs and api is not None:
         raise ConfigError("--pairs has no effect with --api. Remove one of them.")
     if search:
@@ -152,6 +145,8 @@ def evaluate(
             envs=env or [],
             as_json=json,
             out=out,
+            storage=storage,
+            verbose=verbose,
         )
         raise typer.Exit(code)
     code = implementation.evaluate(
@@ -167,6 +162,13 @@ def evaluate(
         verbose=verbose,
     )
     raise typer.Exit(code)
+
+
+def _refuse_without_api(options: Mapping[str, object]) -> None:
+    """Refuse options of the command that have no effect without ``--api``."""
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"--{name} has no effect without --api. Remove it.")
 
 
 def _refuse_beside_search(options: Mapping[str, object]) -> None:

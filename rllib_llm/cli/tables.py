@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rllib_llm.evaluation.paired_outcomes import Paired
 
 # Width without a terminal: large, so that rich does not wrap or cut rows.
 _WIDE = 400
@@ -34,3 +38,20 @@ def print_table(
     with console.capture() as captured:
         console.print(table)
     console.out("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def print_paired(tests: Sequence[Paired], a: str, b: str) -> None:
+    """Print paired tests of two policies, whose short names are ``a`` and ``b``."""
+    rows = [
+        (
+            p.what,
+            f"{p.mean_a:.3f}",
+            f"{p.mean_b:.3f}",
+            f"{p.difference:+.3f}",
+            "-" if p.low is None else f"{p.low:+.3f} to {p.high:+.3f}",
+            f"{p.p_value:.4f}",
+            p.test,
+        )
+        for p in tests
+    ]
+    print_table(["", a, b, f"{b} - {a}", "95% interval", "p", "test"], rows)

@@ -119,6 +119,7 @@ def evaluate_api(
     num_tasks: int,
     *,
     samples: int = 1,
+    max_turns: int | None = None,
 ) -> tuple[Evaluation, list[Outcome]]:
     """Play the held-out tasks on which runs are evaluated with the model.
 
@@ -131,6 +132,8 @@ def evaluate_api(
         env_config: Its options.
         num_tasks: Number of tasks.
         samples: Episodes per task.
+        max_turns: Steps after which an episode is truncated, beside the environment's
+            own limit; None: without.
 
     Raises:
         ApiError: The API cannot be used.
@@ -144,7 +147,7 @@ def evaluate_api(
     model = ApiModel(settings)
     tasks = held_out_source(env, env_config).fixed(num_tasks)
     rollouts = [
-        (number, dataclasses.replace(task, rollout=sample))
+        (number, dataclasses.replace(task, rollout=sample, max_turns=max_turns))
         for number, task in enumerate(tasks)
         for sample in range(samples)
     ]
@@ -214,6 +217,9 @@ def _play(envs: _EnvPerThread, model: ApiModel, number: int, task: Task) -> Outc
                 messages.append({"role": "assistant", "content": actions[agent]})
                 tokens += count
             game.step(actions)
+            if not game.is_over and game.turn == task.max_turns:
+                game.stop_reason = StopReason.MAX_TURNS
+                break
     except (RLlibLLMError, TimeoutError) as error:
         if not isinstance(error, TimeoutError):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
@@ -47,9 +48,9 @@ def runner_in(
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
     config = runner.config.copy(copy_frozen=False)
-    options = {**config.env_config} if env == config.env else {}
+    options = env_config_in(config, env, env_config or {})
     config.env_config = {}  # .environment() would merge the old options into the new
-    config.environment(env, env_config={**options, **(env_config or {})})
+    config.environment(env, env_config=options)
     # Skips the checks of training-only settings such as rewards and advantages.
     config.in_evaluation = True
     config.validate()
@@ -64,6 +65,20 @@ def runner_in(
     # The same tensors: a second copy of the models might not fit.
     other.share_weights_of({**runner.modules, **actors})
     return other
+
+
+def env_config_in(
+    config: LLMConfig, env: EnvSpec, env_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of an environment in which the policies of a config play.
+
+    Args:
+        config: The config of training.
+        env: As in ``.environment(env)``.
+        env_config: Options that replace those of training, in the run's own
+            environment; in another one the only options.
+    """
+    return {**(config.env_config if env == config.env else {}), **env_config}
 
 
 def _has_single_agent(config: LLMConfig) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rllib_llm.errors import ConfigError
 
-_Z95 = 1.959964  # 0.975 quantile of the standard normal distribution
+Z95 = 1.959964  # 0.975 quantile of the standard normal distribution
 _LEVEL = 0.95
 
 
@@ -46,10 +46,10 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     Unlike the normal approximation, it stays within [0, 1] and has a positive width at
     0 and 1. Both numbers may be fractional, for effective sample sizes.
     """
-    p, z2 = successes / trials, _Z95**2
+    p, z2 = successes / trials, Z95**2
     centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     spread = math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2))
-    half = _Z95 * spread / (1 + z2 / trials)
+    half = Z95 * spread / (1 + z2 / trials)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 

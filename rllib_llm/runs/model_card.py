@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
@@ -12,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from rllib_llm import yaml_io
 from rllib_llm.callbacks import result_keys
 from rllib_llm.evaluation.success_statistics import wilson_interval
+from rllib_llm.runs.card_seeds import seeds_section
 from rllib_llm.runs.reading import Trial
 from rllib_llm.version import __version__
 
@@ -87,12 +88,15 @@ class Score:
     episodes: int
 
 
-def model_card(facts: CardFacts, trial: Trial | None) -> str:
+def model_card(
+    facts: CardFacts, trial: Trial | None, others: Sequence[Trial] = ()
+) -> str:
     """Return the text of a model card.
 
     Args:
         facts: The policy and its recipe.
         trial: The trial that trained it; None: a checkpoint without a run.
+        others: Trials of the run that differ from it only in their seed.
     """
     scores = list(last_scores(facts, trial)) if trial is not None else []
     parts = [
@@ -101,7 +105,7 @@ def model_card(facts: CardFacts, trial: Trial | None) -> str:
         _summary(facts),
         _task(facts.recipe),
         _method(facts, trial),
-        _results(facts, trial, scores),
+        _results(facts, trial, scores, others),
         _loading(facts),
         _licence(facts),
         _recipe(facts.recipe),
@@ -264,7 +268,12 @@ def _total(trial: Trial | None, key: str) -> str | None:
     return None if last is None else f"{last:,.0f}"
 
 
-def _results(facts: CardFacts, trial: Trial | None, scores: list[Score]) -> str:
+def _results(
+    facts: CardFacts,
+    trial: Trial | None,
+    scores: list[Score],
+    others: Sequence[Trial],
+) -> str:
     if trial is None:
         return "## Results\n\nNot stated: the checkpoint is not part of a run's folder."
     parts = ["## Results"]
@@ -281,6 +290,10 @@ def _results(facts: CardFacts, trial: Trial | None, scores: list[Score]) -> str:
             "| environment | success | 95% interval | episodes |\n|---|---|---|---|\n"
             f"{rows}"
         )
+        if others:
+            by_seed = {trial.seed: scores}
+            by_seed |= {each.seed: list(last_scores(facts, each)) for each in others}
+            parts.append(seeds_section(by_seed))
     else:
         parts.append(
             "The run reported no held-out success: it did not evaluate, or the "

@@ -1,134 +1,193 @@
-"""docs/coming_from.md: names of ours exist, those of others were looked up."""
+"""docs/coming_from.md: names of the libraries exist, and our programs run.
+
+Our other blocks are run by test_docs.py. Names of the libraries are compared with their
+wheels where these are installed: see peer_names.yaml.
+"""
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import importlib.metadata
+import inspect
 import os
 import re
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import yaml
-
-from rllib_llm.algorithms import ALGORITHMS
-from rllib_llm.algorithms.config.sections import SECTIONS, section_keys
-from rllib_llm.recipes.recipe import FIELDS
-from rllib_llm.recipes.tune_settings import TUNE_DEFAULTS
+from test_docs import blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
 RECORD = Path(__file__).parent / "peer_names.yaml"
-LIBRARIES = (
-    "verl",
-    "TRL",
-    "RAGEN",
-    "MARFT",
-    "SkyRL",
-    "verifiers",
-    "prime-rl",
-    "OpenRLHF",
-    "AReaL",
-    "NeMo-RL",
-    "rLLM",
-    "ART",
-    "Agent Lightning",
-    "AgileRL",
-    "tinker",
-    "Unsloth",
-    "RLlib",
-)
-# Folder with wheels of peers: pip install --no-deps --target FOLDER NAME==VERSION ...
 PEERS = os.environ.get("RLLIB_LLM_PEERS")
+# The title of each library's section, its entry in the record, and its package.
+LIBRARIES = {
+    "OpenRLHF": ("OpenRLHF", "openrlhf"),
+    "tinker": ("tinker", "tinker_cookbook"),
+    "NeMo-RL": ("NeMo-RL", "nemo_rl"),
+    "verifiers and prime-rl": ("verifiers", "verifiers"),
+    "TRL": ("TRL", "trl"),
+    "AgileRL": ("AgileRL", "agilerl"),
+    "AReaL": ("AReaL", "areal"),
+    "rLLM": ("rLLM", "rllm"),
+    "ART": ("ART", "art"),
+    "Agent Lightning": ("Agent Lightning", "agentlightning"),
+}
+PROGRAMS = ("AReaL", "rLLM", "ART", "Agent Lightning")
 
 
-def rows() -> list[tuple[str, str, list[str]]]:
-    """Return library, their names, and our names, by row."""
-    found, library = [], ""
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            library = line[3:]
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| `") and library in LIBRARIES:
-            found.append((library, cells[0], re.findall(r"`([^`]+)`", cells[1])))
-    return found
+def section(title):
+    """Return the blocks of a library's section."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    starts = [n for n, line in enumerate(lines, 1) if line.startswith("### ")]
+    (first,) = [n for n in starts if lines[n - 1] == f"### {title}"]
+    last = min([n for n in starts if n > first], default=len(lines))
+    return [block for block in blocks(PAGE) if first < block.line <= last]
 
 
-@pytest.fixture(scope="module")
-def settings() -> set[str]:
-    """Return what a recipe may say: its fields, and ``section.key``."""
-    classes = [ALGORITHMS.get(name).config_class() for name in ALGORITHMS]
-    keys = {f"{s}.{k}" for c in classes for s in SECTIONS for k in section_keys(c, s)}
-    return keys | set(FIELDS) | {f"tune.{key}" for key in TUNE_DEFAULTS}
+def before(title):
+    """Return the parsed code of the library."""
+    block = section(title)[0]
+    assert block.kind == "text", title
+    # Top-level await, as in a notebook.
+    return compile(
+        block.text, title, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    )
 
 
-def test_every_name_of_ours_exists(settings):
-    named = [(theirs, name) for _, theirs, ours in rows() for name in ours]
-    # A cell may give a value as well, e.g. `training.ref_kl_in: reward`.
-    unknown = [(t, n) for t, n in named if n.split(":")[0] not in settings]
-    assert named and not unknown
+def imported(tree, package):
+    """Return the names that a block imports from a package: name, module."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == package:
+            names |= {a.asname or a.name: (node.module, a.name) for a in node.names}
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == package:
+                    names[alias.asname or alias.name] = (alias.name, None)
+    return names
 
 
-def test_every_library_has_a_table_and_every_row_an_answer():
-    assert {library for library, _, _ in rows()} == set(LIBRARIES)
-    assert not [theirs for _, theirs, ours in rows() if not ours]
+def names_of(tree, package):
+    """Return what a block names of a package: pairs of module (or None) and name.
+
+    Imported names and attributes of imported modules belong to the module; methods that
+    the package calls, keywords of its functions and keys of returned dicts to any file.
+    """
+    given = imported(tree, package)
+    named = {(module, name) for module, name in given.values() if name}
+
+    def is_theirs(node):
+        node = node.value if isinstance(node, ast.Subscript) else node
+        root = node.value if isinstance(node, ast.Attribute) else node
+        return isinstance(root, ast.Name) and root.id in given
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module, name = given.get(node.value.id, (None, None))
+            if module and name is None:
+                named.add((module, node.attr))
+        if isinstance(node, ast.Call) and is_theirs(node.func):
+            named |= {(None, each.arg) for each in node.keywords if each.arg}
+        if isinstance(node, ast.ClassDef) and any(map(is_theirs, node.bases)):
+            named |= _of_class(node)
+    return named
 
 
-def test_prose_names_settings_that_exist(settings):
-    text = PAGE.read_text(encoding="utf-8")
-    # Not "data": verl's settings of the left columns have a section of this name.
-    sections = "|".join(s for s in SECTIONS if s != "data")
-    for name in re.findall(rf"`((?:{sections})\.\w+)", text):
-        assert name in settings, name
+def _of_class(node):
+    methods = [
+        n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    own = [m for m in methods if not m.decorator_list and m.name != "__init__"]
+    named = {(None, m.name) for m in own}
+    for method in own:
+        for each in ast.walk(method):
+            if isinstance(each, ast.Return) and isinstance(each.value, ast.Dict):
+                keys = [k for k in each.value.keys if isinstance(k, ast.Constant)]
+                named |= {(None, key.value) for key in keys}
+    return named
 
 
-def test_names_of_others_were_looked_up_in_the_version_that_the_page_gives():
-    """The record holds each name with the version and the place where it was found."""
-    record = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
-    assert set(record) == set(LIBRARIES)
-    named: dict[str, set[str]] = {library: set() for library in LIBRARIES}
-    for library, theirs, _ in rows():
-        named[library] |= set(re.findall(r"`([^`]+)`", theirs))
-    text = PAGE.read_text(encoding="utf-8")
-    for library, entry in record.items():
-        assert named[library] == set(entry["names"]), library
-        (version,) = re.findall(rf"^\| {library} \| ([^|]+) \|$", text, re.MULTILINE)
-        assert entry["version"] in version and entry["source"], library
+@pytest.mark.parametrize("title", LIBRARIES)
+def test_every_library_has_code_before_and_after(title):
+    _, package = LIBRARIES[title]
+    assert names_of(before(title), package)
+    after = [block.kind for block in section(title)[1:]]
+    assert ("python" if title in PROGRAMS else "python run") in after
 
 
-def words_of_wheel(package: str, version: str) -> set[str]:
-    """Return the words in the sources of an installed package of this version."""
+def test_no_other_library_has_a_section():
+    titles = re.findall(r"^### (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert titles == list(LIBRARIES)
+
+
+def files_of_wheel(package, version):
+    """Return the texts of an installed package of this version, by their paths."""
     path = [*([PEERS] if PEERS else []), *sys.path]
-    found = list(importlib.metadata.distributions(name=package, path=path))
+    found = importlib.metadata.distributions(name=package, path=path)
     installed = [each for each in found if each.version == version]
     if not installed:
         pytest.skip(f"{package} {version} is not installed (RLLIB_LLM_PEERS)")
-    words: set[str] = set()
-    for file in installed[0].files or ():
-        if file.suffix in (".py", ".yaml", ".toml", ".json"):
-            text = Path(file.locate()).read_text(encoding="utf-8", errors="ignore")
-            words.update(re.findall(r"\w+", text))
-    return words
+    return {
+        str(file): Path(file.locate()).read_text(encoding="utf-8", errors="ignore")
+        for file in installed[0].files or ()
+        if file.suffix == ".py"
+    }
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_names_of_others_are_in_their_wheels(library):
-    entry = yaml.safe_load(RECORD.read_text(encoding="utf-8"))[library]
+@pytest.mark.parametrize("title", LIBRARIES)
+def test_names_of_others_are_in_their_wheels(title):
+    entry_name, package = LIBRARIES[title]
+    entry = yaml.safe_load(RECORD.read_text(encoding="utf-8"))[entry_name]
     if "wheel" not in entry:
-        pytest.skip("its names are those of a repository, or tested below")
-    words = words_of_wheel(entry["wheel"], entry["version"])
-    names = set(entry["names"]) - set(entry.get("not_in_wheel", ()))
-    missing = [n for n in names if not words.issuperset(re.findall(r"\w+", n))]
-    assert not missing
+        pytest.skip("its names are those of a repository")
+    files = files_of_wheel(entry["wheel"], entry["version"])
+    every = set().union(*(re.findall(r"\w+", text) for text in files.values()))
+    for module, name in names_of(before(title), package):
+        words = every
+        if module is not None:
+            stem = module.replace(".", "/")
+            texts = [files.get(f"{stem}.py"), files.get(f"{stem}/__init__.py")]
+            assert any(text is not None for text in texts), module
+            text = "".join(text or "" for text in texts)
+            if "import *" not in text:
+                words = set(re.findall(r"\w+", text))
+        assert name in words, (module, name)
 
 
-def test_names_of_rllib_are_those_of_the_installed_version():
-    import dataclasses
+def program(title):
+    """Return the function of a library's section that runs as a program."""
+    (block,) = [block for block in section(title) if block.kind == "python"]
+    namespace = {}
+    exec(compile(block.text, str(PAGE), "exec"), namespace)
+    functions = [f for f in namespace.values() if inspect.isfunction(f)]
+    (function,) = functions
+    return function
 
-    from ray.rllib.algorithms.ppo import PPOConfig
-    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    names = {f.name for f in dataclasses.fields(DefaultModelConfig)}
-    names |= {*dir(PPOConfig), *vars(PPOConfig())}
-    old = {"num_sgd_iter", "sgd_minibatch_size", "num_workers"}  # the page says so
-    record = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
-    assert set(record["RLlib"]["names"]) - names <= old
+@pytest.mark.parametrize("title", PROGRAMS)
+def test_programs_return_the_reward_of_the_replies(title):
+    pytest.importorskip("openai")
+    from chat_server import ChatServer
+
+    function = program(title)
+    rewards = []
+    for text in ("It is 42.", "I do not know."):
+        server = ChatServer(lambda body, text=text: (200, text))
+        endpoint = types.SimpleNamespace(
+            base_url=server.url, api_key="key", models=("policy",)
+        )
+        result = function({"question": "6 x 7?", "answer": "42"}, endpoint)
+        if inspect.isawaitable(result):
+            result = asyncio.run(_awaited(result))
+        rewards.append(result["reward"] if isinstance(result, dict) else result)
+        assert all(request["model"] == "policy" for request in server.requests)
+        server.close()
+    assert rewards == [1.0, 0.0]
+
+
+async def _awaited(result):
+    return await result

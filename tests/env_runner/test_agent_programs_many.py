@@ -22,6 +22,27 @@ def turns(part):
     return part.get_extra_model_outputs(columns.TURN)
 
 
+def recording(engines):
+    """Return a list of all that the engines sample from now on."""
+    sampled = []
+
+    def recorded(step):
+        def record():
+            done = step()
+            sampled.extend(done)
+            return done
+
+        return record
+
+    for engine in {id(engine): engine for engine in engines}.values():
+        engine.step = recorded(engine.step)
+    return sampled
+
+
+def bits(ids, logps):
+    return ids.astype(np.int32).tobytes(), logps.astype(np.float32).tobytes()
+
+
 @pytest.mark.slow
 def test_64_programs_at_once_lose_and_mix_no_turn():
     toys.SEEN.pop("one_of_many", None)
@@ -39,8 +60,10 @@ def test_64_programs_at_once_lose_and_mix_no_turn():
         slots=toys.MANY,
     )
     run = Run(config, learner=False)
+    sampled = recording(run.runner.engines.values())
     episodes = run.runner.sample(tasks=[Task(i, 0, 100 + i) for i in range(toys.MANY)])
     answers = {(s, n): (m, c) for s, n, m, c in toys.SEEN["one_of_many"]}
+    recorded = collections.Counter()
     assert len(episodes) == toys.MANY
     assert len(toys.SEEN["one_of_many"]) == len(answers) == 3 * toys.MANY
     for episode in episodes:
@@ -49,6 +72,7 @@ def test_64_programs_at_once_lose_and_mix_no_turn():
         for agent, part in episode.agent_episodes.items():
             renderer = run.config.chat_renderers()[part.module_id]
             for turn in turns(part):
+                recorded[bits(turn.action_ids, turn.action_logps)] += 1
                 number = turn.env_t
                 numbers[agent].append(number)
                 model, choice = answers[seed, number]
@@ -60,6 +84,9 @@ def test_64_programs_at_once_lose_and_mix_no_turn():
                 assert f"Seed {seed}, {number}." in text
                 assert text.count("Seed ") == text.count(f"Seed {seed}, ")
         assert numbers == {"even": [0, 2], "odd": [1]}
+    # What the programs received and what is trained is what the engines sampled.
+    assert recorded == collections.Counter(bits(g.token_ids, g.logps) for g in sampled)
+    assert recorded.total() == 3 * toys.MANY
     assert run.runner._rollout.slots[0].worker is not None
     run.runner.stop()
 

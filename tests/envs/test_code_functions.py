@@ -8,11 +8,9 @@ from rllib_llm.envs.code_functions.families import FAMILIES, NUM_LEVELS, draw_ta
 from rllib_llm.envs.transcript import expert_policy, play
 from rllib_llm.errors import ConfigError
 from rllib_llm.graders import run_tests
-from rllib_llm.sandbox import probe, shared_sandbox
+from rllib_llm.sandbox import shared_sandbox
 
-pytestmark = pytest.mark.skipif(
-    "fork_server" not in probe()["backends"], reason="no fork server here"
-)
+pytestmark = pytest.mark.sandbox
 
 
 def test_solutions_match_independent_results():

@@ -7,11 +7,9 @@ from rllib_llm.envs import make_env
 from rllib_llm.envs.python_tool.questions import LEVELS, Draw
 from rllib_llm.envs.transcript import expert_policy, play, random_policy
 from rllib_llm.errors import ConfigError
-from rllib_llm.sandbox import Sandbox, SandboxError, probe, shared_sandbox, support
+from rllib_llm.sandbox import Sandbox, SandboxError, shared_sandbox, support
 
-pytestmark = pytest.mark.skipif(
-    "fork_server" not in probe()["backends"], reason="no fork server here"
-)
+pytestmark = pytest.mark.sandbox
 FAMILIES = [family for families in LEVELS.values() for family in families]
 
 

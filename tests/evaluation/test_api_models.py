@@ -1,11 +1,9 @@
 """evaluate --api: conversations, outcomes and errors, against a real HTTP server."""
 
 import json
-import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from chat_server import ChatServer, bisect
 
 pytest.importorskip("openai")
 
@@ -15,84 +13,18 @@ from rllib_llm.evaluation import api_models
 from rllib_llm.evaluation.api_models import ApiError, ApiSettings, evaluate_api
 
 
-class Server:
-    """An API whose replies are those of a function of the request."""
-
-    def __init__(self, reply):
-        self.requests, lock = [], threading.Lock()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    server.requests.append({**body, "path": self.path})
-                status, text = reply(body)
-                answer = {
-                    "id": "1",
-                    "object": "chat.completion",
-                    "created": 0,
-                    "model": body["model"],
-                    "choices": [
-                        {
-                            "index": 0,
-                            "finish_reason": "stop",
-                            "message": {"role": "assistant", "content": text},
-                        }
-                    ],
-                    "usage": {
-                        "prompt_tokens": 1,
-                        "completion_tokens": 3,
-                        "total_tokens": 4,
-                    },
-                }
-                data = json.dumps(answer if status == 200 else {"error": text}).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_):
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
-
-    def close(self):
-        self._http.shutdown()
-        self._http.server_close()
-
-
 @pytest.fixture
 def serve(monkeypatch):
     servers = []
     monkeypatch.setattr(api_models, "_RETRIES", 0)
 
     def start(reply):
-        servers.append(Server(reply))
+        servers.append(ChatServer(reply))
         return servers[-1]
 
     yield start
     for server in servers:
         server.close()
-
-
-def bisect(body):
-    """Find the number by what the conversation says."""
-    low, high = 1, int(re.search(r"1 (?:to|and) (\d+)", str(body["messages"]))[1])
-    guess = None
-    for message in body["messages"]:
-        text = message["content"].lower()
-        if message["role"] == "assistant":
-            guess = int(re.findall(r"\d+", text)[-1])
-        elif guess is not None:
-            if "too low" in text:
-                low = guess + 1
-            elif "too high" in text:
-                high = guess - 1
-    return 200, f"guess {(low + high) // 2}"
 
 
 def test_a_good_player_solves_the_tasks_on_which_runs_are_evaluated(serve):
@@ -126,6 +58,15 @@ def test_settings_reach_the_request_and_samples_are_counted(serve):
     assert all(r["temperature"] == 0.7 for r in server.requests)
     assert all(r["max_tokens"] == 9 for r in server.requests)
     assert evaluation.stop_reasons["max_turns"] >= 6
+
+
+def test_the_run_s_limit_of_turns_ends_an_episode(serve):
+    server = serve(lambda body: (200, "guess 3"))
+    evaluation, outcomes = evaluate_api(
+        ApiSettings(server.url, "m"), "guess_number-v0", {"upper": 15}, 6, max_turns=1
+    )
+    assert {o.turns for o in outcomes} == {1}
+    assert evaluation.stop_reasons["max_turns"] >= 4
 
 
 def test_agents_have_conversations_of_their_own(serve):
@@ -198,8 +139,7 @@ def test_the_command(serve, capsys, tmp_path):
     for wrong, message in (
         (["evaluate"], "RUN is missing"),
         (["evaluate", "run", "--model", "m"], "--model has no effect without --api"),
-        (["evaluate", "run", "--api", server.url], "exclude each other"),
-        (arguments, "--api needs --model NAME and --env"),
+        (arguments, "--api needs --model NAME, and --env NAME"),
         ([*arguments, "--env", "nothing-v0"], "Unknown environment"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -29,6 +29,7 @@ GAINS = (
     "{name: asked, of: judge}, {name: gain, options: {tool: false}}]"
 )
 LENGTH = "rollouts.rewards=[{name: overlong, longest: 130, buffer: 129}]"
+SHORT = "rollouts.rewards=[{name: overlong, longest: 48, buffer: 47}]"
 TEACHER = "training.ref_model={tiny: {hidden_size: 64}, sft: {demonstrations: 8}}"
 # Whose scorer learns in the first iteration, before the policy does.
 SCORED = {
@@ -70,6 +71,7 @@ CASES = {
     "twosome": LAKE,
     "llm4teach": (*LAKE, TEACHER),
     "on_policy_distillation": (*LAKE, *GROUPS, TEACHER),
+    "dataset_sums": ("sft={demonstrations: 200, lr: 1e-2}", *GROUPS, SHORT),
     "judged": (*GROUPS, "sft={demonstrations: 200, lr: 1e-2}"),
     "swirl": SEARCH,
     "zero_search": (*GROUPS, *SEARCH, VALID),

@@ -7,8 +7,10 @@ import yaml
 from run_builder import RECIPE, write_run
 
 from rllib_llm.evaluation.success_statistics import wilson_interval
+from rllib_llm.runs.card_seeds import other_seeds
 from rllib_llm.runs.model_card import CardFacts, last_scores, model_card
 from rllib_llm.runs.reading import read_run
+from rllib_llm.runs.seed_statistics import mean_interval
 
 SUCCESS = "evaluation/env_runners/success_rate"
 EPISODES = "evaluation/env_runners/num_episodes"
@@ -95,6 +97,44 @@ def test_environments_of_a_mixture_are_apart(tmp_path):
         ("a", 0.25),
         ("b", 0.75),
     ]
+
+
+def test_the_other_seeds_of_the_run_are_listed(tmp_path):
+    def rows(*successes):
+        return [{RETURN: s, SUCCESS: s, EPISODES: 50} for s in successes]
+
+    trials = [
+        ({"seed": 0, "lr": 1}, rows(0.1, 0.2, 0.5)),
+        ({"seed": 1, "lr": 1}, rows(0.1, 0.2, 0.8, 0.99)),  # 0.99: after iteration 3
+        ({"seed": 2, "lr": 1}, rows(0.1, 0.6)),  # ended early
+        ({"seed": 3, "lr": 1}, [{RETURN: 0.5}]),
+        ({"seed": 0, "lr": 2}, rows(0.0, 0.0, 0.0)),  # another setting
+    ]
+    run = read_run(write_run(tmp_path / "run", trials, searched=["seed", "lr"]))
+    trial = read_run(run.trials[0].path).trials[0]
+    others = other_seeds(run, trial)
+    assert [each.seed for each in others] == [1, 2, 3]
+    card = model_card(FACTS, trial, others)
+    table = card.split("### Other seeds")[1].split("### Learning curve")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert [line.split("|")[1].strip() for line in lines] == [
+        "0 (exported)",
+        "1",
+        "2",
+        "3",
+    ]
+    assert "| 3 | 0.500 (" in lines[0] and "| 3 | 0.800 (" in lines[1]
+    assert "| 2 | 0.600 (" in lines[2] and "not evaluated" in lines[3]
+    mean = mean_interval([0.5, 0.8, 0.6])
+    assert f"bandit_probe-v0: {mean.mean:.3f}, 95% interval {mean.low:.3f} to" in table
+    assert "3 seeds" in table
+
+
+def test_a_run_of_one_seed_has_no_list_of_seeds(tmp_path):
+    rows = [{RETURN: 0.5, SUCCESS: 0.5, EPISODES: 50}]
+    run = read_run(write_run(tmp_path / "run", [({"seed": 0}, rows)]))
+    assert other_seeds(run, run.trials[0]) == []
+    assert "Other seeds" not in model_card(FACTS, run.trials[0], [])
 
 
 def test_unknown_facts_are_stated_as_unknown(tmp_path):

@@ -148,6 +148,7 @@ def test_closing_and_pickling(sandbox):
     assert settings.run("1").ok
 
 
+@pytest.mark.sandbox
 def test_the_server_ends_with_its_last_user_and_with_its_process():
     code = (
         "import os\nfrom rllib_llm.sandbox import Sandbox\n"
@@ -160,8 +161,6 @@ def test_the_server_ends_with_its_last_user_and_with_its_process():
         "assert os.waitpid(child, 0)[1] == 0\n"
         "Sandbox().run('1')\nprint(server.pid, flush=True)\nos._exit(0)"
     )
-    if "fork_server" not in probe()["backends"]:
-        pytest.skip("no fork server here")
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
     )
@@ -198,10 +197,9 @@ def test_isolation_without_root():
     assert done.returncode == 0, (done.returncode, done.stderr)
 
 
+@pytest.mark.sandbox
 def test_each_isolation_step_suffices_alone(tmp_path):
     """Apply Landlock without seccomp, and limits without either, in a child each."""
-    if "fork_server" not in probe()["backends"]:
-        pytest.skip("no fork server here")
     code = (
         "import os, socket, sys\nfrom rllib_llm.sandbox import jail\n"
         "def nothing(*args): pass\n"
@@ -223,10 +221,9 @@ def test_each_isolation_step_suffices_alone(tmp_path):
         assert done.stdout.split() == numbers.split(), (wall, done.stderr)
 
 
+@pytest.mark.sandbox
 def test_the_filter_of_system_calls_holds_alone():
     """Neither files nor executable memory, without Landlock and without limits."""
-    if "fork_server" not in probe()["backends"]:
-        pytest.skip("no fork server here")
     code = (
         "import mmap, os\nfrom rllib_llm.sandbox import jail\n"
         "filtered = jail.Jail()\n"
@@ -245,6 +242,7 @@ def test_the_filter_of_system_calls_holds_alone():
     assert done.stdout.split() == ["1", "1", "1"], done.stderr
 
 
+@pytest.mark.sandbox
 def test_platforms_that_cannot_isolate_are_refused(monkeypatch):
     for found, lacking in (
         ({"landlock": 0}, "lacks Landlock"),
@@ -261,6 +259,7 @@ def test_platforms_that_cannot_isolate_are_refused(monkeypatch):
         Sandbox("fork_serve")
 
 
+@pytest.mark.sandbox
 @pytest.mark.parametrize(
     "settings",
     [{"timeout_s": 0}, {"memory_mb": 1}, {"max_output": 0}, {"timeout_s": True}],

@@ -11,6 +11,7 @@ from serving_helpers import require_packages, serving
 from team_helpers import Run, team_config
 
 from rllib_llm.engines.base import SamplingParams, generate
+from rllib_llm.serving import app
 
 HELLO = [{"role": "user", "content": "Hello."}]
 CHAT = "/v1/chat/completions"
@@ -38,7 +39,7 @@ def test_a_reply_is_what_the_engine_samples_from_the_prompt_of_training(single):
         return_token_ids=True,
         logprobs=True,
     )
-    assert status == 200
+    assert status == 200, answer
     config = single.run.config
     renderer = config.chat_renderer()
     # The environment's system message, as in training.
@@ -161,7 +162,7 @@ def test_completions_and_tools(single):
     tools = [{"type": "function", "function": add}]
     _, plain = single.post(model=POLICY, messages=HELLO)
     status, answer = single.post(model=POLICY, messages=HELLO, tools=tools)
-    assert status == 200
+    assert status == 200, answer
     assert answer["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 10
 
 
@@ -302,6 +303,24 @@ def test_a_failed_engine_is_reported_and_nothing_hangs():
         assert one.get("/health").status_code == 503
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_body_that_comes_too_slowly_is_refused(single, path, monkeypatch):
+    monkeypatch.setattr(app, "BODY_TIMEOUT_S", 0.1)
+
+    async def slow():
+        yield b'{"model": '
+        await asyncio.sleep(30)
+        yield b'"x"}'
+
+    started = time.monotonic()
+    answer = single.session(lambda client: client.post(path, content=slow()))
+    assert time.monotonic() - started < 10
+    assert answer.status_code == 408
+    error = answer.json()["error"]
+    assert error["code"] == "timeout" and "did not arrive" in error["message"]
+    assert single.post(model=POLICY, messages=HELLO)[0] == 200
+
+
 # Team ---------------------------------------------------------------------------------
 
 
@@ -309,7 +328,7 @@ def test_the_team_answers_after_its_inner_conversation(team):
     models = [model["id"] for model in team.get("/v1/models").json()["data"]]
     assert models == ["a", "b", "team"]
     status, answer = team.post(model="team", messages=HELLO, seed=2)
-    assert status == 200
+    assert status == 200, answer
     # By hand: the adviser reads the message, the solver the message and the advice.
     from rllib_llm.data.types import Task
     from rllib_llm.inference.policy import LLMPolicy
@@ -332,6 +351,21 @@ def test_the_team_answers_after_its_inner_conversation(team):
     prompt_tokens, sampled = talk.num_tokens
     assert answer["usage"]["prompt_tokens"] == prompt_tokens
     assert answer["usage"]["completion_tokens"] == sampled
+
+
+def test_a_team_that_votes_answers_with_the_text_of_most_agents(voters):
+    why = [{"role": "user", "content": "Why?"}]  # neither replies with blanks
+    replies = {}
+    for name in ("a", "b"):
+        status, answer = voters.post(model=name, messages=why, temperature=0)
+        assert status == 200, answer
+        replies[name] = text_of(answer)
+    assert replies["a"] != replies["b"]
+    # The first agent and the last one have policy a, the three others policy b.
+    status, answer = voters.post(model="team", messages=why, temperature=0)
+    assert status == 200, answer
+    assert text_of(answer) == replies["b"]
+    assert answer["usage"]["completion_tokens"] == 5 * 4
 
 
 def test_many_teams_at_once(team):

@@ -10,14 +10,12 @@ from typing import Any
 import typer
 
 from rllib_llm.cli.implementation.sweep import interval
-from rllib_llm.cli.tables import print_table
+from rllib_llm.cli.tables import print_paired, print_table
 from rllib_llm.errors import ConfigError
+from rllib_llm.evaluation.paired_outcomes import Paired, paired_outcomes
 from rllib_llm.runs.comparing import (
-    Paired,
     differences,
     last_values,
-    paired_returns,
-    paired_successes,
 )
 from rllib_llm.runs.folders import default_storage, find_run, locate_checkpoint
 from rllib_llm.runs.plotting import check_plotting, lines_of, plot_lines, shown
@@ -90,22 +88,13 @@ def _play_both(
             tasks = tasks or held_out_tasks(algo.config, episodes)
             played.append(play_tasks(algo, tasks, greedy=greedy))
             algo.stop()
-    pairs = [
-        pair
-        for pair in zip(*played, strict=True)
-        if all(outcome.failure is None for outcome in pair)
-    ]
-    if not pairs:
+    tests, num_failed = paired_outcomes(*played)
+    if not tests:
         raise ConfigError(
             f"The environment failed in all of the {episodes} tasks for at least one "
             "of the policies. Run 'rllib-llm check' on it."
         )
-    returns = [(a.episode_return, b.episode_return) for a, b in pairs]
-    tests = [paired_returns(*zip(*returns, strict=True))]
-    solved = [(a.success, b.success) for a, b in pairs]
-    if all(value is not None for pair in solved for value in pair):
-        tests.insert(0, paired_successes(*zip(*solved, strict=True)))
-    return tests, len(tasks) - len(pairs)
+    return tests, num_failed
 
 
 def _print_recipes(a: Run, b: Run) -> None:
@@ -138,19 +127,7 @@ def _print_play(tests: list[Paired], num_failed: int, greedy: bool) -> None:
     typer.echo(f"\nplayed: the same {tests[0].n} held-out tasks, {mode}")
     if num_failed:
         typer.echo(f"excluded, because the environment failed: {num_failed} tasks")
-    rows = [
-        (
-            p.what,
-            f"{p.mean_a:.3f}",
-            f"{p.mean_b:.3f}",
-            f"{p.difference:+.3f}",
-            f"{p.low:+.3f} to {p.high:+.3f}",
-            f"{p.p_value:.4f}",
-            p.test,
-        )
-        for p in tests
-    ]
-    print_table(["", "A", "B", "B - A", "95% interval", "p", "test"], rows)
+    print_paired(tests, "A", "B")
 
 
 def _as_json(a: Run, b: Run, tests: list[Paired], num_failed: int) -> dict[str, Any]:

@@ -114,22 +114,26 @@ def evaluate_api(
     envs: list[str],
     as_json: bool,
     out: Path | None,
+    storage: Path | None,
+    verbose: bool,
 ) -> int:
     """Evaluate a model behind an API; return the exit status.
 
     Args:
         api: Base address of the API.
         model: The model's name there.
-        run: None; a run and an API exclude each other.
+        run: Folder or name of a run that plays the same tasks; None: without.
         temperature: Temperature of sampled episodes.
         max_new_tokens: Maximum tokens of a turn.
         concurrency: Episodes at a time.
         episodes: Number of held-out tasks of each environment.
         samples: Episodes per task if tokens are sampled.
         modes: As for :func:`evaluate`.
-        envs: Environments as ``NAME[:key=value,...]``; at least one.
+        envs: Environments as ``NAME[:key=value,...]``; at least one without ``run``.
         as_json: Print JSON.
         out: File for JSON with all outcomes.
+        storage: Parent of run folders.
+        verbose: Show the output of all processes.
     """
     from rllib_llm.evaluation import api_models
 
@@ -138,26 +142,41 @@ def evaluate_api(
             "RUN is missing: give a run's folder or name, or --api URL with --model "
             "and --env."
         )
+    if model is None or not (envs or run):
+        raise ConfigError(
+            "--api needs --model NAME, and --env NAME or a run's folder or name."
+        )
+    settings = api_models.ApiSettings(
+        api, model, max_new_tokens=max_new_tokens, concurrency=concurrency
+    )
+    greedy_modes = _greedy_modes(modes, samples)
     if run is not None:
-        raise ConfigError(f"RUN ({run}) and --api exclude each other. Remove one.")
-    if model is None or not envs:
-        raise ConfigError("--api needs --model NAME and --env NAME.")
-    played = []
-    for env, env_config in parse_envs(envs):
-        for greedy in _greedy_modes(modes, samples):
-            settings = api_models.ApiSettings(
-                api,
-                model,
-                temperature=0.0 if greedy else temperature,
-                max_new_tokens=max_new_tokens,
-                concurrency=concurrency,
-            )
-            count = 1 if greedy else samples
-            played.append(
-                api_models.evaluate_api(
-                    settings, env, env_config, episodes, samples=count
-                )
-            )
+        from rllib_llm.cli.implementation.evaluate_beside import evaluate_beside
+
+        return evaluate_beside(
+            run,
+            settings,
+            temperature=temperature,
+            episodes=episodes,
+            samples=samples,
+            greedy_modes=greedy_modes,
+            envs=envs,
+            as_json=as_json,
+            out=out,
+            storage=storage,
+            verbose=verbose,
+        )
+    played = [
+        api_models.evaluate_api(
+            dataclasses.replace(settings, temperature=0.0 if greedy else temperature),
+            env,
+            env_config,
+            episodes,
+            samples=1 if greedy else samples,
+        )
+        for env, env_config in parse_envs(envs)
+        for greedy in greedy_modes
+    ]
     head = {"api": api, "model": model}
     return _print(head, f"model: {model}, {api}", played, as_json=as_json, out=out)
 

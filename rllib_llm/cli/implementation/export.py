@@ -21,6 +21,7 @@ from rllib_llm.modules.loading import load_tokenizer
 from rllib_llm.modules.reward_model import RewardRLModule
 from rllib_llm.pictures.features import has_vision
 from rllib_llm.runs import hub
+from rllib_llm.runs.card_seeds import other_seeds
 from rllib_llm.runs.folders import stored_recipe
 from rllib_llm.runs.model_card import CARD_FILE, CardFacts, model_card
 from rllib_llm.runs.reading import read_run
@@ -92,8 +93,7 @@ def export(
                 is_classifier=is_scored,
                 reads_pictures=not is_scored and has_vision(module.lm),
             )
-            trial = read_run(paths.trial).trials[0] if paths.trial else None
-            card = model_card(facts, trial)
+            card = _card(facts, paths.trial)
             (work / CARD_FILE).write_text(card, encoding="utf-8")
         algo.stop()
     loader = "AutoModelForSequenceClassification"
@@ -105,6 +105,14 @@ def export(
     )
     if push is not None:
         typer.echo(f"uploaded: {hub.push_folder(out, push, private=private)}")
+
+
+def _card(facts: CardFacts, folder: Path | None) -> str:
+    """Return the model card of a policy of a trial; None: without a run."""
+    if folder is None:
+        return model_card(facts, None)
+    trial = read_run(folder).trials[0]
+    return model_card(facts, trial, other_seeds(read_run(folder.parent), trial))
 
 
 def _choose(modules: dict[str, Any], policy: str | None) -> tuple[str, Any]:

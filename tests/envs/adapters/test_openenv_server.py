@@ -1,4 +1,9 @@
-"""Real OpenEnv servers: environments of this package, and others."""
+"""Real OpenEnv servers: environments of this package, and others.
+
+OpenEnv needs mcp 1, the package's other extras mcp 2. RLLIB_LLM_OPENENV is the Python of
+a virtual environment with the extra openenv-server, in which the servers run; without
+it they run in this one, if OpenEnv is installed here.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,7 @@ from rllib_llm.envs import make_env
 from rllib_llm.envs.make import make_playable
 from rllib_llm.errors import ConfigError, MissingExtraError
 
-# The package requires other versions than this one's development environment.
-PYTHON = os.environ.get("RLLIB_LLM_OPENENV", sys.executable)
+PYTHON = os.environ.get("RLLIB_LLM_OPENENV")
 SERVER = str(Path(__file__).parent / "openenv_board.py")
 
 
@@ -32,7 +36,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 @pytest.fixture
 def serve():
-    if sys.executable == PYTHON:
+    if PYTHON is None:
         pytest.importorskip("openenv")
     processes = []
 
@@ -44,7 +48,7 @@ def serve():
         if kind.endswith("-v0"):
             command = ["-m", "rllib_llm", "serve-env", kind, "--max-sessions", "2"]
             command += ["--port", str(port)]
-        processes.append(subprocess.Popen([PYTHON, *command]))
+        processes.append(subprocess.Popen([PYTHON or sys.executable, *command]))
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline and processes[-1].poll() is None:
             with (

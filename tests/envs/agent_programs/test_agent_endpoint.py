@@ -12,7 +12,9 @@ from agent_program_toys import post
 from endpoint_sessions import reply_of, served
 
 from rllib_llm.data.types import FinishReason
+from rllib_llm.envs.agent_programs import endpoint
 from rllib_llm.envs.agent_programs.session import MOST_WAITING
+from rllib_llm.openai_api import request_fields
 from rllib_llm.openai_api.requests import MOST_SAMPLES, Sampling
 
 pytest.importorskip("aiohttp")
@@ -355,6 +357,26 @@ def test_keys():
         with pytest.raises(urllib.error.HTTPError, match="410"):
             get(one, "models")
         assert chat(other)[0] == 200
+
+
+def test_a_body_that_comes_too_slowly_is_refused(monkeypatch):
+    for module in (endpoint, request_fields):
+        monkeypatch.setattr(module, "BODY_TIMEOUT_S", 0.2)
+    with served() as one:
+        _, _, address, path = one.endpoint.base_url.split("/", 3)
+        host, port = address.split(":")
+        head = (
+            f"POST /{path}/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+            f"Authorization: Bearer {one.endpoint.api_key}\r\n"
+            "Content-Length: 100\r\n\r\n"
+        )
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(head.encode() + b'{"model": ')
+            received = connection.recv(65536)
+        assert received.split()[1] == b"408"
+        assert b"did not arrive within 0.2 s" in received
+        assert not one.requests
+        assert chat(one)[0] == 200
 
 
 def test_waiting_requests_end_with_the_episode():

@@ -306,11 +306,6 @@ def reward(tmp_path, gold, completion, **options):
 
 
 def test_golds(tmp_path):
-    tests = {
-        "function": "double",
-        "cases": [{"arguments": [2], "result": 4}, {"arguments": [3], "result": 6}],
-    }
-    code = "def double(n):\n    return {}\n"
     schema = {"type": "object", "required": ["a"]}
     cases = [
         ("exact", "The Hague", "the hague.", 1.0),
@@ -326,13 +321,27 @@ def test_golds(tmp_path):
         ("json", '{"a": 1}', "{broken", 0.0),
         ("json_schema", schema, '{"a": 0}', 1.0),
         ("json_schema", schema, "{}", 0.0),
-        ("tests", tests, "```python\n" + code.format("2 * n") + "```", 1.0),
-        ("tests", tests, code.format("4"), 0.5),
-        ("tests", tests, "raise SystemExit", 0.0),
     ]
     for grader, gold, completion, wanted in cases:
         found = reward(tmp_path, gold, completion, grader=grader)
         assert found == pytest.approx(wanted), (grader, gold, completion)
+
+
+@pytest.mark.sandbox
+def test_golds_that_are_tests(tmp_path):
+    tests = {
+        "function": "double",
+        "cases": [{"arguments": [2], "result": 4}, {"arguments": [3], "result": 6}],
+    }
+    code = "def double(n):\n    return {}\n"
+    cases = [
+        ("```python\n" + code.format("2 * n") + "```", 1.0),
+        (code.format("4"), 0.5),
+        ("raise SystemExit", 0.0),
+    ]
+    for completion, wanted in cases:
+        found = reward(tmp_path, tests, completion, grader="tests")
+        assert found == pytest.approx(wanted), completion
 
 
 def test_mathematical_answers(tmp_path):
