@@ -92,6 +92,8 @@ def test_every_pattern_of_the_nightly_tests_names_a_test():
         function = re.split(r"[?*]", name)[0]
         text = (ROOT / "tests" / path).read_text()
         assert f"def {function}" in text, line
+
+
 def test_llms_txt_names_every_page_of_the_first_level():
     text = (ROOT / "llms.txt").read_text(encoding="utf-8")
     named = set(re.findall(r"\]\((docs/[^)#]+)", text))

@@ -1,8 +1,8 @@
 """Real OpenEnv servers: environments of this package, and others.
 
-OpenEnv needs mcp 1, the package's other extras mcp 2. RLLIB_LLM_OPENENV is the Python of
-a virtual environment with the extra openenv-server, in which the servers run; without
-it they run in this one, if OpenEnv is installed here.
+OpenEnv needs mcp 1, the package's other extras mcp 2. RLLIB_LLM_OPENENV is the Python
+of a virtual environment with the extra openenv-server, in which the servers run;
+without it they run in this one, if OpenEnv is installed here.
 """
 
 from __future__ import annotations
