@@ -46,7 +46,7 @@ test-nightly: $(VENV)/.installed-dev
 	$(PYTEST) $(RERUN) -m "nightly and not gpu"
 
 # Against other libraries: the names on docs/coming_from*.md in their wheels, and servers of
-# OpenEnv, which need a virtual environment of their own.
+# OpenEnv and environments of verifiers, which need virtual environments of their own.
 OTHERS = $(CURDIR)/build/others
 WHEELS = import yaml; record = yaml.safe_load(open("tests/docs/peer_names.yaml")); \
 	print(*(e["wheel"] + "==" + e["version"] for e in record.values() if "wheel" in e))
@@ -57,9 +57,13 @@ test-others: $(VENV)/.installed-dev
 	test -d $(OTHERS)/openenv || $(PYTHON) -m venv $(OTHERS)/openenv
 	$(OTHERS)/openenv/bin/python -m pip install --quiet $(TORCH)
 	$(OTHERS)/openenv/bin/python -m pip install --quiet -e '.[openenv-server]'
+	test -d $(OTHERS)/verifiers || $(PYTHON) -m venv $(OTHERS)/verifiers
+	$(OTHERS)/verifiers/bin/python -m pip install --quiet verifiers==0.4.0 uv
 	RLLIB_LLM_PEERS=$(OTHERS)/peers RLLIB_LLM_OPENENV=$(OTHERS)/openenv/bin/python \
+	RLLIB_LLM_VERIFIERS=$(OTHERS)/verifiers/bin/python \
 	  $(PYTEST) tests/docs/test_coming_from.py tests/docs/test_coming_from_settings.py \
-	  tests/envs/adapters/test_openenv_server.py
+	  tests/envs/adapters/test_openenv_server.py \
+	  tests/envs/agent_programs/test_with_verifiers.py
 
 # On a CUDA machine, with PYTHON as it is: nothing is installed.
 gpu:
