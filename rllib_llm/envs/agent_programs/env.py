@@ -116,16 +116,16 @@ class AgentProgramEnv(EnvOptions, ParallelEnv):
             )
         if crash_reward is not None and not is_finite(crash_reward):
             raise ConfigError(f"crash_reward={crash_reward!r} must be finite.")
-        source = tasks
+        source, option = tasks, "tasks"
         if self.split == "test" and test_tasks is not None:
-            source = test_tasks
+            source, option = test_tasks, "test_tasks"
         self._rng = rng
         self._reward = None
         if reward != "returned":
             self._reward = import_object(reward, "env_config.reward")
         self._crash_reward = crash_reward
         self._scripted = {"expert_reply": expert_reply, "random_reply": random_reply}
-        self.task = Tasks(source, self.split).task(self._seed, self.task_number)
+        self.task = Tasks(source, self.split, option).task(self._seed, self.task_number)
         self._program = make_program(program)
         sampling = {
             name: Sampling(policy.temperature, policy.top_p)

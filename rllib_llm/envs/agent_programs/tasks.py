@@ -23,23 +23,24 @@ class Tasks:
         source: ``"module:function"``, called as ``function(seed, split)``; a data file
             with one task per row; a list; None for ``{"seed": ..., "split": ...}``.
         split: ``"train"`` or ``"test"``.
+        option: Name of the option that gives the source, for messages.
 
     Raises:
         ConfigError: If the source does not exist or has no task.
     """
 
-    def __init__(self, source: Source, split: str) -> None:
+    def __init__(self, source: Source, split: str, option: str = "tasks") -> None:
         self._split = split
         self._function: Callable[[int, str], Any] | None = None
         self._rows: Sequence[Any] = ()
         if source is None:
             self._function = lambda seed, split: {"seed": seed, "split": split}
         elif isinstance(source, str) and not is_data_file(source):
-            self._function = import_object(source, "env_config.tasks")
+            self._function = import_object(source, f"env_config.{option}")
         else:
             self._rows = _rows(source) if isinstance(source, str) else source
             if not self._rows:
-                raise ConfigError(f"tasks={source!r} has no task. Add at least one.")
+                raise ConfigError(f"{option}={source!r} has no task. Add one.")
 
     def task(self, seed: int, number: int | None) -> Any:
         """Return a task.
