@@ -434,7 +434,10 @@ def test_tasks(tmp_path):
     assert [task(n, tasks=str(path))["n"] for n in (0, 1, 2)] == [1, 2, 1]
     assert task(tasks=["a", "b"]) in ("a", "b")
     assert task(1, "test", tasks=["a"], test_tasks=["x", "y"]) == "y"
-    assert task(1, "test", tasks=["a"]) == "a"
+    assert task(1, "test", tasks=["a"], test_tasks=["a"]) == "a"
+    for given in (["a"], str(tmp_path / "tasks.jsonl")):
+        with pytest.raises(ConfigError, match="Set test_tasks in env_config"):
+            task(1, "test", tasks=given)
 
 
 @pytest.mark.slow

@@ -57,6 +57,30 @@ class Tasks:
         return self._rows[number % len(self._rows)]
 
 
+def tasks_of(split: str, tasks: Source, test_tasks: Source) -> Tasks:
+    """Return the tasks of a split.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        tasks: Source of the training tasks; a function also gives held-out ones.
+        test_tasks: Source of the held-out tasks; None: that of ``tasks``.
+
+    Raises:
+        ConfigError: If there are no held-out tasks, or a source is wrong.
+    """
+    if split != "test":
+        return Tasks(tasks, split)
+    if test_tasks is not None:
+        return Tasks(test_tasks, split, "test_tasks")
+    if tasks is not None and (not isinstance(tasks, str) or is_data_file(tasks)):
+        raise ConfigError(
+            "tasks is a file or a list without held-out tasks, which evaluation needs. "
+            "Set test_tasks in env_config to other ones, or to those of tasks to "
+            "evaluate on the training tasks."
+        )
+    return Tasks(tasks, split)
+
+
 @functools.lru_cache(maxsize=8)
 def _rows(path: str) -> tuple[Any, ...]:
     rows = []
