@@ -58,7 +58,7 @@ test-others: $(VENV)/.installed-dev
 	$(OTHERS)/openenv/bin/python -m pip install --quiet $(TORCH)
 	$(OTHERS)/openenv/bin/python -m pip install --quiet -e '.[openenv-server]'
 	test -d $(OTHERS)/verifiers || $(PYTHON) -m venv $(OTHERS)/verifiers
-	$(OTHERS)/verifiers/bin/python -m pip install --quiet 'verifiers>=0.4,<0.5' uv
+	$(OTHERS)/verifiers/bin/python -m pip install --quiet verifiers==0.4.0 uv
 	RLLIB_LLM_PEERS=$(OTHERS)/peers RLLIB_LLM_OPENENV=$(OTHERS)/openenv/bin/python \
 	RLLIB_LLM_VERIFIERS=$(OTHERS)/verifiers/bin/python \
 	  $(PYTEST) tests/docs/test_coming_from.py tests/docs/test_coming_from_settings.py \

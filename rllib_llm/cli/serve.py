@@ -74,7 +74,7 @@ def serve_env(
         str,
         typer.Argument(
             metavar="ENV[:KEY=VALUE,...]",
-            help="Environment with one agent, with options, or a recipe (.yaml).",
+            help="Environment, with options, or a recipe (.yaml).",
         ),
     ],
     host: Host = "127.0.0.1",
@@ -83,7 +83,7 @@ def serve_env(
         int, typer.Option(min=1, help="Sessions at a time, each an environment.")
     ] = 64,
 ) -> None:
-    """Serve an environment as an OpenEnv server."""
+    """Serve an environment, also a game of several agents, as an OpenEnv server."""
     configure_output(verbose=False)
     from rllib_llm.cli.implementation import serve as implementation
 

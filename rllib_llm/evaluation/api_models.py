@@ -20,6 +20,7 @@ from rllib_llm.errors import ConfigError, MissingExtraError, RLlibLLMError, summ
 from rllib_llm.evaluation.outcomes import Outcome
 from rllib_llm.evaluation.summary import Evaluation, optimal_value_of, summarise
 from rllib_llm.inference.game import Game
+from rllib_llm.pictures.contract import IMAGES
 
 if TYPE_CHECKING:
     from rllib_llm.types import PlayableEnv
@@ -137,7 +138,7 @@ def evaluate_api(
 
     Raises:
         ApiError: The API cannot be used.
-        ConfigError: The environment has agents that do not read text.
+        ConfigError: The environment has agents that do not read text alone.
     """
     if env == "agent-v0":
         raise ConfigError(
@@ -262,4 +263,9 @@ def _shown(
         messages += later(observation, info, tools=None)
     else:
         messages += opening(observation, info, system=system, renderer=None)[0]
+    if any(IMAGES in message for message in messages):
+        raise ConfigError(
+            "The environment shows pictures, and requests to --api hold texts alone. "
+            "Choose an environment without pictures."
+        )
     return messages

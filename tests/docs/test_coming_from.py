@@ -158,6 +158,46 @@ def test_names_of_others_are_in_their_wheels(title):
         assert name in words, (module, name)
 
 
+def function(title, name):
+    """Return a function of a library's section that runs beside other code."""
+    blocks = [b for b in section(title) if b.kind == "python run"]
+    (block,) = [b for b in blocks if f"def {name}(" in b.text]
+    (node,) = [
+        n
+        for n in ast.parse(block.text).body
+        if isinstance(n, ast.FunctionDef) and n.name == name
+    ]
+    namespace = {}
+    exec(ast.unparse(node), namespace)
+    return namespace[name]
+
+
+def test_the_grader_rates_answers_to_rows(monkeypatch):
+    from rllib_llm.envs.dataset.answers import make_grader
+    from rllib_llm.envs.dataset.dataset_rows import Columns, parse_row
+
+    graders = types.ModuleType("my_graders")
+    graders.close = function("AgileRL", "close")
+    monkeypatch.setitem(sys.modules, "my_graders", graders)
+    grader = make_grader("my_graders:close")
+    row = parse_row(b'{"prompt": "40 + 2?", "answer": "42"}', Columns())
+    answers = ("42.001", "43", "I do not know")
+    assert [grader.rate(answer, row) for answer in answers] == [1.0, 0.0, 0.0]
+
+
+def test_the_reward_reads_what_the_environment_of_rows_reports():
+    from component_helpers import trajectory
+
+    from rllib_llm.envs import make_env
+
+    env = make_env("dataset-v0")
+    env.reset(seed=0)  # What is 68 + 17?
+    info = env.step("85")[-1]
+    correct = function("TRL", "correct")
+    for text, reward in (("It is 85.", 1.0), ("It is 86.", 0.0)):
+        assert correct(trajectory(infos=[info], completions=[text])) == reward
+
+
 def program(title):
     """Return the function of a library's section that runs as a program."""
     (block,) = [block for block in section(title) if block.kind == "python"]

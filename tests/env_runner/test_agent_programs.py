@@ -11,6 +11,7 @@ from ray.rllib.core.columns import Columns
 from team_helpers import Run, team_config
 
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig
+from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import StopReason, Task
@@ -434,7 +435,20 @@ def test_tasks(tmp_path):
     assert [task(n, tasks=str(path))["n"] for n in (0, 1, 2)] == [1, 2, 1]
     assert task(tasks=["a", "b"]) in ("a", "b")
     assert task(1, "test", tasks=["a"], test_tasks=["x", "y"]) == "y"
-    assert task(1, "test", tasks=["a"]) == "a"
+    assert task(1, "test", tasks=["a"], test_tasks=["a"]) == "a"
+    for given in (["a"], str(tmp_path / "tasks.jsonl")):
+        with pytest.raises(ConfigError, match="Set test_tasks in env_config"):
+            task(1, "test", tasks=given)
+
+
+def test_a_run_that_evaluates_needs_held_out_tasks_before_it_starts():
+    program = {"program": "agent_program_toys:one_turn", "tasks": ["a"]}
+    config = run_of("one_turn", policies=None).config
+    config = config.copy(copy_frozen=False).environment(env_config=program)
+    preflight(config, num_resets=2)
+    config.evaluation(evaluation_interval=1)
+    with pytest.raises(ConfigError, match="Set test_tasks in env_config"):
+        preflight(config, num_resets=2)
 
 
 @pytest.mark.slow

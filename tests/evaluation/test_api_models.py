@@ -113,6 +113,13 @@ def test_an_api_without_access_ends_the_evaluation(serve, status):
     assert len(server.requests) < 50
 
 
+def test_pictures_are_refused_before_a_request(serve):
+    server = serve(lambda body: (200, "red"))
+    with pytest.raises(ConfigError, match="shows pictures"):
+        evaluate_api(ApiSettings(server.url, "m"), "colour_grid-v0", {}, 2)
+    assert not server.requests
+
+
 def test_an_address_that_does_not_answer(serve):
     server = serve(bisect)
     server.close()

@@ -35,6 +35,8 @@ class Preflight:
 def preflight(config: LLMConfig, num_resets: int = 8) -> Preflight:
     """Reset the environment a few times and check its first prompts' lengths.
 
+    The last reset is one of evaluation, if the run evaluates.
+
     Raises:
         ConfigError: If a first prompt leaves no room for an answer, or tasks show
             pictures to a model of text.
@@ -74,7 +76,9 @@ def _longest_first_prompt(config: LLMConfig, env: PlayableEnv, num_resets: int) 
     # A sample of the tasks; a longer prompt in training ends its episode with
     # `max_context`.
     for seed in range(num_resets):
-        result: Any = env.reset(seed=seed, options={"split": "train"})
+        is_held_out = seed == num_resets - 1 and _evaluates_in_its_env(config)
+        split = "test" if is_held_out else "train"
+        result: Any = env.reset(seed=seed, options={"split": split})
         is_single_agent = agents_of(env) is None
         first = (
             {DEFAULT_AGENT_ID: result[0]} if is_single_agent else texts_of(env, result)
@@ -95,6 +99,11 @@ def _longest_first_prompt(config: LLMConfig, env: PlayableEnv, num_resets: int) 
         )
     env.close()
     return longest
+
+
+def _evaluates_in_its_env(config: LLMConfig) -> bool:
+    changed = {"env", "env_config"} & set(config.evaluation_config or ())
+    return bool(config.evaluation_interval) and not changed
 
 
 def _why_shorter(model: str) -> str:

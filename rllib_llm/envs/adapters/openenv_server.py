@@ -11,7 +11,8 @@ from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter, MultiAgentStep
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError, MissingExtraError
-from rllib_llm.pictures.contract import IMAGES
+from rllib_llm.pictures.contract import IMAGES, PRECEDING
+from rllib_llm.tools.formats import check_format, text_format
 
 
 def openenv_app(
@@ -52,6 +53,62 @@ def openenv_app(
         observation,
         max_concurrent_envs=max_sessions,
     )
+
+
+class TextSession:
+    """An environment with one agent, whose texts hold all that a model would read.
+
+    The first text begins with the system prompt of the environment and with a
+    description of its tools, if it has them.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: Any):
+        self._env = env
+
+    def reset(self, seed: int | None, options: dict[str, Any]) -> str:
+        """Start an episode and return its first text.
+
+        Raises:
+            EnvContractError: If the episode cannot be shown in one text.
+        """
+        text, info = self._env.reset(seed=seed, options=options)
+        _require_text(info)
+        if info.get(PRECEDING):
+            raise EnvContractError(
+                "A served episode began with earlier messages, and its observations "
+                "are single texts. Serve an environment or data without them."
+            )
+        system = self._env.unwrapped.system_prompt or info.get("system_prompt")
+        tools = info.get("tools")
+        if tools:
+            kind = check_format(info.get("tool_format", "auto"))
+            text = f"{text_format(tools, kind).describe(tools)}\n\n{text}"
+        return f"{system}\n\n{text}" if system else text
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play a turn, as the environment does.
+
+        Raises:
+            EnvContractError: If it shows a picture.
+        """
+        result = self._env.step(action)
+        _require_text(result[-1])
+        return result
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def _require_text(info: Any) -> None:
+    if info.get(IMAGES):
+        raise EnvContractError(
+            "A served environment showed a picture, and its observations are texts. "
+            "Serve an environment without pictures."
+        )
 
 
 class GameSession:
@@ -97,11 +154,8 @@ class GameSession:
         self._game.close()
 
     def _result(self, step: MultiAgentStep) -> dict[str, Any]:
-        if any(IMAGES in info for info in step.infos.values()):
-            raise EnvContractError(
-                "A served game showed a picture, and its observations are texts. Serve "
-                "a game without pictures."
-            )
+        for info in step.infos.values():
+            _require_text(info)
         if step.error is not None:
             raise EnvContractError(f"The game has failed: {step.error}.")
         self.is_over = step.is_over
@@ -144,7 +198,7 @@ def _classes(server: Any) -> tuple[type, type, type]:
 
         def __init__(self, env: Any):
             super().__init__()
-            self._env, self._state = env, server.State()
+            self._session, self._state = TextSession(env), server.State()
 
         def reset(
             self,
@@ -154,14 +208,14 @@ def _classes(server: Any) -> tuple[type, type, type]:
             **options: Any,
         ) -> Any:
             """Start an episode."""
-            options["split"] = split
-            text, _info = self._env.reset(seed=seed, options=options)
+            text = self._session.reset(seed, {**options, "split": split})
             self._state = server.State(episode_id=episode_id or str(uuid4()))
             return TextObservation(text=text)
 
         def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
             """Play a turn."""
-            text, reward, terminated, truncated, info = self._env.step(action.text)
+            result = self._session.step(action.text)
+            text, reward, terminated, truncated, info = result
             self._state.step_count += 1
             return TextObservation(
                 text=text,
@@ -178,7 +232,7 @@ def _classes(server: Any) -> tuple[type, type, type]:
 
         def close(self) -> None:
             """End the session."""
-            self._env.close()
+            self._session.close()
 
     return TextAction, TextObservation, Served
 

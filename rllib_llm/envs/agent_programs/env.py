@@ -18,7 +18,7 @@ from rllib_llm.envs.agent_programs.endpoint import Endpoint
 from rllib_llm.envs.agent_programs.programs import ProgramEndpoint, make_program
 from rllib_llm.envs.agent_programs.results import read_result
 from rllib_llm.envs.agent_programs.session import Call, ProgramEnd, Session
-from rllib_llm.envs.agent_programs.tasks import Tasks
+from rllib_llm.envs.agent_programs.tasks import tasks_of
 from rllib_llm.envs.env_options import EnvOptions, is_finite
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.spaces import UnicodeText
@@ -98,7 +98,8 @@ class AgentProgramEnv(EnvOptions, ParallelEnv):
                 thread; or a command line, run as a process.
             tasks: ``"module:function"``, called as ``function(seed, split)``; a data
                 file with one task per row; or a list. None: seed and split.
-            test_tasks: Held-out tasks in the same forms; None: those of ``tasks``.
+            test_tasks: Held-out tasks in the same forms; None: those of a function in
+                ``tasks``.
             models: Names that the program gives as ``model``, which are the AgentIDs;
                 None: ``default_policy``.
             reward: ``"returned"``: the program returns its reward; or
@@ -116,16 +117,14 @@ class AgentProgramEnv(EnvOptions, ParallelEnv):
             )
         if crash_reward is not None and not is_finite(crash_reward):
             raise ConfigError(f"crash_reward={crash_reward!r} must be finite.")
-        source = tasks
-        if self.split == "test" and test_tasks is not None:
-            source = test_tasks
         self._rng = rng
         self._reward = None
         if reward != "returned":
             self._reward = import_object(reward, "env_config.reward")
         self._crash_reward = crash_reward
         self._scripted = {"expert_reply": expert_reply, "random_reply": random_reply}
-        self.task = Tasks(source, self.split).task(self._seed, self.task_number)
+        source = tasks_of(self.split, tasks, test_tasks)
+        self.task = source.task(self._seed, self.task_number)
         self._program = make_program(program)
         sampling = {
             name: Sampling(policy.temperature, policy.top_p)

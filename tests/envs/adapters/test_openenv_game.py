@@ -18,10 +18,13 @@ from rllib_llm.envs import (
     MultiAgentAdapter,
     MultiAgentTextEnv,
     Outcome,
+    TextEnv,
+    ToolEnv,
+    TurnResult,
     check_env,
     make_env,
 )
-from rllib_llm.envs.adapters.openenv_server import GameSession
+from rllib_llm.envs.adapters.openenv_server import GameSession, TextSession
 from rllib_llm.envs.go_to import snapshot_of
 from rllib_llm.envs.make import make_playable
 from rllib_llm.errors import ConfigError, EnvContractError
@@ -273,3 +276,56 @@ def test_rewards_of_a_step_are_summed():
 def test_games_that_are_not_texts_are_not_served():
     with pytest.raises(EnvContractError, match="showed a picture"):
         GameSession(make_env("half_grids-v0")).reset(0, {})
+
+
+class Teller(TextEnv):
+    system_prompt = "Be brief."
+
+    def start(self, rng):
+        return "Say yes."
+
+    def reply(self, action):
+        return TurnResult("Over.", 1.0, terminated=True, success=True)
+
+
+class Adder(ToolEnv):
+    tool_format = "hermes"
+
+    def start(self, rng):
+        self.tools = [add]
+        return "Add 2 and 3."
+
+
+def add(a: int, b: int) -> int:
+    """Return the sum.
+
+    Args:
+        a: A number.
+        b: A number.
+    """
+    return a + b
+
+
+def test_the_first_text_of_one_agent_holds_its_system_prompt_and_tools():
+    assert TextSession(Teller()).reset(0, {}) == "Be brief.\n\nSay yes."
+    text = TextSession(Adder()).reset(0, {})
+    assert text.endswith("\n\nAdd 2 and 3.")
+    assert '"add"' in text and "Return the sum." in text
+
+
+def test_one_agent_that_reads_more_than_a_text_is_not_served(tmp_path):
+    with pytest.raises(EnvContractError, match="showed a picture"):
+        TextSession(make_env("colour_grid-v0")).reset(0, {})
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2 + 2?"},
+    ]
+    file = tmp_path / "rows.jsonl"
+    rows = [
+        {"prompt": [messages[0], {**messages[1], "content": f"2 + {n}?"}], "answer": n}
+        for n in range(40)
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    env = make_env("dataset-v0", {"path": str(file), "grader": "number"})
+    with pytest.raises(EnvContractError, match="earlier messages"):
+        TextSession(env).reset(0, {})
