@@ -35,6 +35,7 @@ TEACHER = "training.ref_model={tiny: {hidden_size: 64}, sft: {demonstrations: 8}
 SCORED = {
     "archer": (*GROUPS, "env_config={}"),
     "digirl": GROUPS,
+    "guid_nav": (*GROUPS, "env_config={}"),
     "human_preferences": GROUPS,
     "instruct_gpt": GROUPS,
     "istar": (*GROUPS, "env_config={}"),
