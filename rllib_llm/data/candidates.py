@@ -98,7 +98,8 @@ def candidate_episodes(episode: Any, turn: int) -> list[CandidateEpisode]:
     """Return the replies at a turn: those that were not played, then the played one.
 
     Args:
-        episode: A finished episode with candidates at the turn.
+        episode: A finished episode. Without candidates at the turn the played reply is
+            the only one.
         turn: Number of the turn.
     """
     data = episode_data(episode)
@@ -109,7 +110,7 @@ def candidate_episodes(episode: Any, turn: int) -> list[CandidateEpisode]:
     )
     return [
         CandidateEpisode(episode, turn, reply, number)
-        for number, reply in enumerate([*data.candidates[turn], played])
+        for number, reply in enumerate([*data.candidates.get(turn, ()), played])
     ]
 
 

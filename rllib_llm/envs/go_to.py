@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rllib_llm.errors import EnvContractError
@@ -56,8 +56,40 @@ def go_to(
     if state is not None:
         env.restore(state)
         return
+    places = replay(
+        env, seed=seed, options=options, actions=actions, observations=observations
+    )
+    for _ in places:
+        pass
+
+
+def replay(
+    env: Any,
+    *,
+    seed: int,
+    options: Mapping[str, Any],
+    actions: Sequence[str],
+    observations: Sequence[str],
+) -> Iterator[int]:
+    """Play an episode's texts again and yield each turn at its place.
+
+    Args:
+        env: The environment, in any state; between two places the caller must not
+            change it.
+        seed: Seed of the episode.
+        options: Options of its reset.
+        actions: Texts that the environment received before the last place. [t]
+        observations: Texts that it returned, the first one included. [t+1]
+
+    Yields:
+        The number of turns before the place at which the environment is, from 0 to t.
+
+    Raises:
+        EnvContractError: If the environment returns other texts than before.
+    """
     text = env.reset(seed=seed, options=dict(options))[0]
     _check(env, seed, 0, text, observations[0])
+    yield 0
     for turn, action in enumerate(actions, start=1):
         text, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
@@ -66,13 +98,14 @@ def go_to(
                 f"texts were played again, but went on before. {_REMEDY}"
             )
         _check(env, seed, turn, text, observations[turn])
+        yield turn
 
 
 _REMEDY = (
-    "Forks of an environment without snapshot() play the same texts again and must "
-    "arrive at the same place. Draw all random numbers from the rng or seed of "
-    "reset(), or implement snapshot() and restore(). `rllib-llm check --fork` plays "
-    "such episodes."
+    "Forks of an environment without snapshot(), and save_as='expert_replies', play "
+    "the same texts again and must arrive at the same place. Draw all random numbers "
+    "from the rng or seed of reset(), or implement snapshot() and restore(). "
+    "`rllib-llm check --fork` plays such episodes."
 )
 
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from rllib_llm.algorithms.config.check_forks import fork_obstacle
 from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
+from rllib_llm.data.types import Task
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation import best_of
+from rllib_llm.evaluation.best_turn import TurnSelection, last_logps, select_turns
 from rllib_llm.evaluation.outcomes import Outcome, held_out_tasks
 from rllib_llm.evaluation.runner import local_runner, runner_in
 from rllib_llm.evaluation.success_statistics import (
@@ -24,10 +26,11 @@ from rllib_llm.modules.scorer import SCORER_MODULE
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.scorer.trains_scorer import TrainsScorer
+    from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
     from rllib_llm.envs.make import EnvSpec
-    from rllib_llm.types import LLMAlgorithm
+    from rllib_llm.types import LLMAlgorithm, LLMConfig
 
-PLAIN, MCTS = "plain", "mcts"
+PLAIN, MCTS, BEST_TURN = "plain", "mcts", "best_turn"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +40,13 @@ class SearchRow:
     Attributes:
         name: ``"plain"``: every sampled episode counts; ``"best_of, SCORE"``: of each
             task the one with the best score; ``"mcts"``: the one that the tree search
-            played.
+            played; ``"best_turn, SCORE"``: the one whose turns had the best scores.
         success: Share of solved tasks; None if the environment does not say.
         episode_return: Mean return.
         tokens: Sampled tokens per task, those of simulations included; for ``"plain"``
             per episode.
-        episodes: Sampled episodes or simulations per task; 1 for ``"plain"``.
+        episodes: Sampled episodes or simulations per task; 1 for ``"plain"`` and
+            ``"best_turn"``.
     """
 
     name: str
@@ -79,6 +83,7 @@ def evaluate_search(
     *,
     mcts: MctsSettings | None = None,
     episodes: int | None = None,
+    best_turn: int | None = None,
     env: EnvSpec | None = None,
     env_config: dict[str, Any] | None = None,
 ) -> SearchEvaluation:
@@ -89,39 +94,38 @@ def evaluate_search(
         num_tasks: Number of tasks.
         mcts: Settings of the tree search; None: none.
         episodes: Episodes per task for best of n; None: of each task as many as reach
-            the tokens that the tree search sampled for it.
+            the tokens that the tree search sampled for it, or, without one, those of
+            ``best_turn``.
+        best_turn: Replies that are sampled at each turn, of which the one with the best
+            score is played; None: no such row.
         env: Environment in place of that of training.
         env_config: Its options. For the run's own environment, missing options have
             their values of training.
 
     Raises:
-        ConfigError: If neither ``mcts`` nor ``episodes`` is given, or episodes of this
-            run cannot begin at places of others.
+        ConfigError: If no way to search is given, or episodes of this run cannot begin
+            at places of others.
     """
-    if mcts is None and episodes is None:
-        raise ConfigError("evaluate_search() needs mcts, episodes, or both.")
+    if mcts is None and episodes is None and best_turn is None:
+        raise ConfigError("evaluate_search() needs mcts, episodes, or best_turn.")
     runner_of_algo = runner = local_runner(algo)
     if env is not None:
         runner = runner_in(runner_of_algo, env, env_config)
     config = runner.config
-    if mcts is not None and (obstacle := fork_obstacle(config)):
-        raise ConfigError(f"Tree search: {obstacle} Use best_of, or another run.")
-    if config.is_multi_agent:
-        raise ConfigError(
-            f"Best of n scores episodes of one agent; {config.env} has several. Leave "
-            "--search out."
-        )
+    _check(config, goes_back=mcts is not None or best_turn is not None)
     tasks = held_out_tasks(config, num_tasks)
-    searches = [] if mcts is None else search_tasks(runner, tasks, mcts)
+    searches: list[Any] = [] if mcts is None else search_tasks(runner, tasks, mcts)
+    selected = {} if best_turn is None else _selections(algo, runner, tasks, best_turn)
+    before = [searches, *selected.values()] if searches else [*selected.values()]
     samples = [
         best_of.TaskSamples(
             task,
             number,
             max_episodes=episodes,
-            max_tokens=None if episodes else searches[number].tokens,
-            failure=searches[number].failure if searches else None,
+            max_tokens=None if episodes else earlier[0].tokens,
+            failure=next((s.failure for s in earlier if s.failure is not None), None),
         )
-        for number, task in enumerate(tasks)
+        for number, (task, *earlier) in enumerate(zip(tasks, *before, strict=True))
     ]
     best_of.sample_tasks(runner, samples, _scores(algo))
     if runner is not runner_of_algo:
@@ -132,6 +136,8 @@ def evaluate_search(
         outcomes[f"best_of, {name}"] = [each.best_by(name) for each in kept]
     if searches:
         outcomes[MCTS] = [searches[s.number].outcome(s.number) for s in kept]
+    for name, each_task in selected.items():
+        outcomes[name] = [each_task[s.number].outcome() for s in kept]
     simulations = [float(searches[s.number].simulations) for s in kept if searches]
     return SearchEvaluation(
         env=config.env if isinstance(config.env, str) else repr(config.env),
@@ -145,6 +151,30 @@ def evaluate_search(
         else (),
         outcomes=outcomes,
     )
+
+
+def _check(config: LLMConfig, *, goes_back: bool) -> None:
+    if goes_back and (obstacle := fork_obstacle(config)):
+        raise ConfigError(
+            f"Tree search and best turn: {obstacle} Use best_of, or another run."
+        )
+    if config.is_multi_agent:
+        raise ConfigError(
+            f"Best of n scores episodes of one agent; {config.env} has several. Leave "
+            "--search out."
+        )
+
+
+def _selections(
+    algo: LLMAlgorithm, runner: LLMEnvRunner, tasks: Sequence[Task], width: int
+) -> dict[str, list[TurnSelection]]:
+    """Return the tasks played turn by turn, by the name of the row."""
+    scores = {**_scores(algo), "logp": last_logps}
+    del scores["oracle"]  # the environment has not received the replies
+    return {
+        f"{BEST_TURN}, {name}": select_turns(runner, tasks, width, score)
+        for name, score in scores.items()
+    }
 
 
 def _scores(algo: LLMAlgorithm) -> dict[str, best_of.EpisodeScore]:
@@ -178,7 +208,7 @@ def _row(
         by_task.setdefault(outcome.task, []).append(outcome)
     tasks = list(by_task.values())
     solved = [[float(o.success) for o in t if o.success is not None] for t in tasks]
-    if name == PLAIN:
+    if name == PLAIN or name.startswith(BEST_TURN):
         tokens, episodes = [float(o.tokens or 0) for o in outcomes], [1.0]
     elif name == MCTS:
         tokens, episodes = [float(o.tokens or 0) for o in outcomes], list(simulations)

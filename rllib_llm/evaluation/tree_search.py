@@ -216,7 +216,9 @@ def search_tasks(
     while running:
         requests = [(search, search.next_task(snapshots)) for search in running]
         running = [search for search, task in requests if task is not None]
-        for number, episode in _sampled(runner, [t for _, t in requests if t]):
+        for number, episode in sample_from_places(
+            runner, [t for _, t in requests if t]
+        ):
             if isinstance(episode, str):
                 searches[number].failure = episode
             else:
@@ -225,8 +227,10 @@ def search_tasks(
     return searches
 
 
-def _sampled(runner: LLMEnvRunner, tasks: Sequence[Task]) -> list[tuple[int, Any]]:
-    """Return each task's number with its episode, or why there is none."""
+def sample_from_places(
+    runner: LLMEnvRunner, tasks: Sequence[Task]
+) -> list[tuple[int, Any]]:
+    """Return each task's ``group_id`` with its episode, or why there is none."""
     if not tasks:
         return []
     # Failures are outcomes here, not a reason to end.

@@ -22,7 +22,7 @@ def corrections(trajectories: Iterable[Trajectory], sentence: str) -> list[Row]:
     2025, arXiv:2501.11425, which lets the policy find the turn).
 
     A failed episode that ended with its wrong turn has nothing to go on from, and is
-    left out.
+    left out, as are conversations with an empty reply, which files cannot hold.
 
     Args:
         trajectories: Trajectories of one agent, of whole groups.
@@ -45,7 +45,9 @@ def corrections(trajectories: Iterable[Trajectory], sentence: str) -> list[Row]:
             good = max(solved, key=lambda t: _num_common(t, failed))
             turn = _num_common(good, failed)
             if turn < len(good) and turn + 1 < len(failed):
-                rows.append({"messages": _spliced(good, failed, turn, sentence)})
+                messages = _spliced(good, failed, turn, sentence)
+                if all(message["content"].strip() for message in messages):
+                    rows.append({"messages": messages})
     return rows
 
 
@@ -67,7 +69,7 @@ def _spliced(
     good: Trajectory, failed: Trajectory, turn: int, sentence: str
 ) -> list[Message | dict[str, Any]]:
     """Return the messages of a correction at a turn."""
-    solved, wrong = _messages_by_turn(good), _messages_by_turn(failed)
+    solved, wrong = messages_by_turn(good), messages_by_turn(failed)
     before = [m for part in solved[:turn] for m in part]
     *prompt, _ = solved[turn]
     reply: dict[str, Any] = {**wrong[turn][-1], "train": False}
@@ -78,7 +80,7 @@ def _spliced(
     return [*before, *prompt, reply, *answer, right, *after]
 
 
-def _messages_by_turn(trajectory: Trajectory) -> list[Sequence[Message]]:
+def messages_by_turn(trajectory: Trajectory) -> list[Sequence[Message]]:
     """Return the messages of each turn, its reply last. [H]"""
     messages = trajectory.messages
     replies = [i for i, m in enumerate(messages) if m["role"] == "assistant"]

@@ -74,6 +74,8 @@ def test_the_solved_episode_with_most_turns_in_common_is_taken():
     [
         [GOOD],
         [played(["x", "y"], solved=False)],
+        # Files of conversations have no empty messages.
+        [GOOD, played(["a", " ", "y"], solved=False, rollout=1)],
         # It ended with its wrong turn.
         [GOOD, played(["a", "x"], solved=False, rollout=1)],
         # Of another task.

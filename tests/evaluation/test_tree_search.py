@@ -173,16 +173,18 @@ def test_best_of_n_takes_the_highest_score(lock):
 
 
 def test_options_of_the_command():
-    mcts, episodes = parse_searches(["mcts:simulations=8,rule=puct", "best_of"])
-    assert (mcts.simulations, mcts.rule, episodes) == (8, "puct", None)
-    assert parse_searches(["best_of"]) == (None, 8)
-    assert parse_searches(["best_of:n=3"]) == (None, 3)
+    mcts, episodes, width = parse_searches(["mcts:simulations=8,rule=puct", "best_of"])
+    assert (mcts.simulations, mcts.rule, episodes, width) == (8, "puct", None, None)
+    assert parse_searches(["best_of"]) == (None, 8, None)
+    assert parse_searches(["best_of:n=3"]) == (None, 3, None)
+    assert parse_searches(["best_turn"]) == (None, None, 8)
+    assert parse_searches(["best_of", "best_turn:n=4"]) == (None, None, 4)
 
 
 @pytest.mark.parametrize(
     "texts, message",
     [
-        (["beam"], "--search='beam' must be one of mcts, best_of"),
+        (["beam"], "--search='beam' must be one of mcts, best_of, best_turn"),
         (["mcts", "mcts"], "given twice"),
         (["mcts:widht=2"], "no option 'widht'. Did you mean 'width'"),
         (["mcts:width=0"], "width=0 must be an int from 1"),
@@ -190,6 +192,8 @@ def test_options_of_the_command():
         (["mcts:gamma=2"], "gamma=2 must be a number from 0"),
         (["mcts:exploration=-1"], "exploration=-1 must be a number from 0"),
         (["best_of:n=0"], "n=0 must be an int from 1"),
+        (["best_turn:n=1"], "n=1 must be an int from 2"),
+        (["best_turn:width=2"], "no option 'width'"),
     ],
 )
 def test_wrong_options_are_refused(texts, message):
@@ -199,7 +203,9 @@ def test_wrong_options_are_refused(texts, message):
 
 def test_teams_are_refused():
     algo = Algo(Run(team_config(Pair), learner=False))
-    with pytest.raises(ConfigError, match=r"Tree search: .*agents ann_0, ben_0"):
+    with pytest.raises(
+        ConfigError, match=r"Tree search and best turn: .*agents ann_0, ben_0"
+    ):
         evaluate_search(algo, 2, mcts=SETTINGS)
     with pytest.raises(ConfigError, match="Best of n scores episodes of one agent"):
         evaluate_search(algo, 2, episodes=2)

@@ -35,6 +35,7 @@ TEACHER = "training.ref_model={tiny: {hidden_size: 64}, sft: {demonstrations: 8}
 SCORED = {
     "archer": (*GROUPS, "env_config={}"),
     "digirl": GROUPS,
+    "guid_nav": (*GROUPS, "env_config={}"),
     "human_preferences": GROUPS,
     "instruct_gpt": GROUPS,
     "istar": (*GROUPS, "env_config={}"),
@@ -87,8 +88,8 @@ CASES = {
 UNTRAINED = ("by config", "incomplete")
 # Stages that test_stored_data_recipes and test_written_data_recipes check.
 STAGED = {
-    *("agent_r", "agent_tuning", "atlas", "auto_coa", "behavior_priming", "ire_vla"),
-    *("mask_search", "mucode", "plan_and_act", "rest", "star"),
+    *("agent_r", "agent_tuning", "atlas", "auto_coa", "behavior_priming", "e2cl"),
+    *("ire_vla", "mask_search", "mucode", "plan_and_act", "rest", "star"),
 }
 # Where the others are: modules with CASES by the names of presets.
 ELSEWHERE = {

@@ -10,6 +10,7 @@ from preset_helpers import config_of, rollout, searcher
 
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.envs.household.world import NOTHING
 from rllib_llm.filters.apply import Filters
 from rllib_llm.offline.conversation_files import StoredConversation, parse_row
 from rllib_llm.offline.episode_rows import StoredEpisode
@@ -131,6 +132,17 @@ def test_mucode_saves_the_best_replies_of_a_policy_that_waits():
     for stage, config in zip(stages[:2], (verifier, relabel), strict=True):
         assert stage.total_iterations == config.scorer_warmup_iters
     assert imitate.data_files == ["stage:relabel"]
+
+
+def test_e2cl_imitates_the_expert_after_own_errors():
+    stages = (stage.build_config() for stage in load_recipe("e2cl").stages)
+    errors, everywhere, imitate = stages
+    for config in (errors, everywhere):
+        assert config.save_as == "expert_replies" and config.lr == 0
+    assert errors.save_where["observation"].strip(".") == NOTHING.strip(".")
+    assert not everywhere.save_where
+    assert imitate.data_files == ["stage:errors", "stage:everywhere"]
+    assert imitate.data_shares == [0.5, 0.5] and imitate.observation_weight > 0
 
 
 def test_agent_r_imitates_corrections_and_solved_episodes():

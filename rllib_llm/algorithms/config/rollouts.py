@@ -17,6 +17,8 @@ from rllib_llm.schema import Fraction, NonNegativeInt, OneOf, PositiveFloat, Pos
 Reason = Annotated[str, OneOf(reason.value for reason in StopReason)]
 Policy = Annotated[str, OneOf(policy.value for policy in StopPolicy)]
 
+SavedRows = Literal["episodes", "best_candidates", "corrections", "expert_replies"]
+
 
 class RolloutSettings(DeclaredSettings):
     """Settings of ``rollouts``."""
@@ -125,12 +127,14 @@ class RolloutSettings(DeclaredSettings):
         """Write sampled episodes, texts and tokens, into data files that SFT and Pref
         read: a folder, or True for ``episodes`` in the run folder.""",
     )
-    save_as: Literal["episodes", "best_candidates", "corrections"] = setting(
+    save_as: SavedRows = setting(
         "episodes",
         """Rows that are saved. "episodes": whole episodes. "best_candidates": the best
         reply of each turn whose candidates differ in their scores, after the turns
         before it, which are not trained. "corrections": failed episodes up to their
-        first wrong turn, which is not trained, continued by a solved one.""",
+        first wrong turn, which is not trained, continued by a solved one.
+        "expert_replies": for each turn the conversation before it, which is not
+        trained, and the reply of the environment's scripted expert.""",
     )
     correction: str = setting(
         "That was wrong.",
@@ -139,5 +143,5 @@ class RolloutSettings(DeclaredSettings):
     save_where: Specs = setting(
         (),
         """Filters of the episodes that are saved, e.g. ``success``; turns that a filter
-        masks are saved with ``train: false``.""",
+        masks are saved with ``train: false``, and get no expert's reply.""",
     )

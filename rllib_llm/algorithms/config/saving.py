@@ -8,11 +8,14 @@ from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.env_runner.agents import agents_of, program_envs
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import Filters
+from rllib_llm.offline.demonstrations import demonstrate
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
-CORRECTIONS = "corrections"  # value of save_as
+# Values of save_as.
+CORRECTIONS = "corrections"
+EXPERT_REPLIES = "expert_replies"
 
 
 def validate_saving(config: LLMConfig) -> None:
@@ -37,6 +40,9 @@ def validate_saving(config: LLMConfig) -> None:
         return
     why = f"save_as={config.save_as!r} splices no episodes. Use {CORRECTIONS!r}."
     refuse_without_effect(config, ("correction",), why)
+    if config.save_as == EXPERT_REPLIES:
+        _validate_conversations(config, "needs conversations")
+        _try_expert(config)
 
 
 def _validate_corrections(config: LLMConfig) -> None:
@@ -47,13 +53,32 @@ def _validate_corrections(config: LLMConfig) -> None:
             f"save_as={CORRECTIONS!r} splices failed episodes with solved ones of "
             f"their task, but group_size={config.group_size}. Use group_size >= 2."
         )
+    _validate_conversations(config, "splices conversations")
+
+
+def _validate_conversations(config: LLMConfig, what: str) -> None:
+    """Refuse environments and histories whose conversations are no single text."""
     env = config.make_text_env()
     agents, programs = agents_of(env), program_envs(env)
     env.close()
     if agents is not None or programs or config.history != "append":
         raise ConfigError(
-            f"save_as={CORRECTIONS!r} splices conversations of one agent with "
+            f"save_as={config.save_as!r} {what} of one agent with "
             f"history='append', but {config.env} has "
             f"{'several agents' if agents else 'programs' if programs else 'one'} and "
             f"history={config.history!r}. Save episodes."
         )
+
+
+def _try_expert(config: LLMConfig) -> None:
+    """Play an episode of the expert, which not every environment has."""
+    env = config.make_text_env()
+    try:
+        demonstrate(env, seed=0, mistake_rate=0.0)
+    except ConfigError as error:
+        raise ConfigError(
+            f"save_as={EXPERT_REPLIES!r} needs a scripted expert, and {config.env} has "
+            "none. Implement expert_action(), or save episodes."
+        ) from error
+    finally:
+        env.close()

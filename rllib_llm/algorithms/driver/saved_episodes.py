@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.config.check_candidates import BEST
-from rllib_llm.algorithms.config.saving import CORRECTIONS
+from rllib_llm.algorithms.config.saving import CORRECTIONS, EXPERT_REPLIES
 from rllib_llm.connectors.fingerprint import tokenizer_fingerprint
 from rllib_llm.data.candidates import best_candidates
 from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.envs.dataset.row_files import absolute_path
 from rllib_llm.filters.apply import Filters
 from rllib_llm.offline.corrections import corrections
+from rllib_llm.offline.expert_replies import expert_replies
 from rllib_llm.offline.saved_rows import dump_row, episode_row
 from rllib_llm.rllib_bases import RLlibAlgorithm
 
@@ -56,6 +58,22 @@ class EpisodeSaver:
         """Write rows that are complete; return their number."""
         return self._write([dump_row(row) for row in rows], iteration)
 
+    def save_expert_replies(
+        self, env: Any, episodes: SampledEpisodes, iteration: int
+    ) -> int:
+        """Write the expert's replies at the kept turns; return their number."""
+        rows = [
+            row
+            for trajectory, untrained in self._filtered(episodes)
+            for row in expert_replies(
+                env,
+                episodes[trajectory.episode],
+                trajectory,
+                frozenset(range(len(trajectory))) - untrained,
+            )
+        ]
+        return self.save_rows(rows, iteration)
+
     def _write(self, rows: list[str], iteration: int) -> int:
         name = f"{self._trial}-{iteration:06d}"
         if iteration != self._iteration:
@@ -78,17 +96,11 @@ class EpisodeSaver:
             bound.set_state(saved)
 
     def _rows(self, episodes: SampledEpisodes, iteration: int) -> list[str]:
-        results, _ = self._filters(episodes.table())
         kept: set[int] = set()
         untrained: dict[int, dict[int, frozenset[int]]] = {}
-        for trajectory, data, result in zip(
-            episodes.trajectories, episodes.data, results, strict=True
-        ):
-            is_out = result.is_dropped or result.is_masked
-            context = frozenset(data.masked_turns) | result.masked_turns
-            turns = frozenset(range(len(trajectory))) if is_out else context
+        for trajectory, turns in self._filtered(episodes):
             untrained.setdefault(trajectory.episode, {})[trajectory.agent] = turns
-            if not is_out and len(turns) < len(trajectory):
+            if len(turns) < len(trajectory):
                 kept.add(trajectory.episode)
         return [
             dump_row(
@@ -102,6 +114,19 @@ class EpisodeSaver:
             )
             for number in sorted(kept)
         ]
+
+    def _filtered(
+        self, episodes: SampledEpisodes
+    ) -> Iterator[tuple[Trajectory, frozenset[int]]]:
+        """Yield each trajectory and its turns that filters leave out."""
+        results, _ = self._filters(episodes.table())
+        for trajectory, data, result in zip(
+            episodes.trajectories, episodes.data, results, strict=True
+        ):
+            is_out = result.is_dropped or result.is_masked
+            context = frozenset(data.masked_turns) | result.masked_turns
+            turns = frozenset(range(len(trajectory)))
+            yield trajectory, turns if is_out else context
 
 
 class SavesEpisodes(RLlibAlgorithm):
@@ -131,6 +156,10 @@ class SavesEpisodes(RLlibAlgorithm):
         if self.config.save_as == CORRECTIONS:
             rows = corrections(episodes.trajectories, self.config.correction)
             count = self._saver.save_rows(rows, self.iteration + 1)
+        elif self.config.save_as == EXPERT_REPLIES:
+            env = self.config.make_text_env()
+            count = self._saver.save_expert_replies(env, episodes, self.iteration + 1)
+            env.close()
         else:
             count = self._saver.save(episodes, self.iteration + 1)
         self.metrics.log_value("num_episodes_saved", count, reduce="sum")

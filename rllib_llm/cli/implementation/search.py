@@ -21,15 +21,19 @@ from rllib_llm.evaluation.tree_search import MctsSettings
 
 _BEST_OF = "best_of"
 _MCTS = "mcts"
-_EPISODES = 8  # of best_of
+_BEST_TURN = "best_turn"
+_NUM = 8  # of best_of and best_turn
 _MANY = 10**6
 
 
-def parse_searches(texts: Sequence[str]) -> tuple[MctsSettings | None, int | None]:
-    """Return the settings of the tree search, and the n of best of n.
+def parse_searches(
+    texts: Sequence[str],
+) -> tuple[MctsSettings | None, int | None, int | None]:
+    """Return the settings of the tree search, the n of best of n, that of best turn.
 
     Args:
-        texts: ``mcts`` and ``best_of``, each at most once, as ``NAME[:key=value,...]``.
+        texts: ``mcts``, ``best_of`` and ``best_turn``, each at most once, as
+            ``NAME[:key=value,...]``.
 
     Raises:
         ConfigError: If a name, an option or a value is not allowed.
@@ -37,24 +41,28 @@ def parse_searches(texts: Sequence[str]) -> tuple[MctsSettings | None, int | Non
     given: dict[str, dict[str, Any]] = {}
     for text in texts:
         name, options = parse_env(text)
-        require_choice("--search", name, (_MCTS, _BEST_OF))
+        require_choice("--search", name, (_MCTS, _BEST_OF, _BEST_TURN))
         if name in given:
             raise ConfigError(f"--search {name} is given twice. Remove one of them.")
         given[name] = options
-    names = {_MCTS: {f.name for f in dataclasses.fields(MctsSettings)}, _BEST_OF: {"n"}}
+    names = {_MCTS: {f.name for f in dataclasses.fields(MctsSettings)}}
+    names |= {_BEST_OF: {"n"}, _BEST_TURN: {"n"}}
     for name, options in given.items():
         for option in options.keys() - names[name]:
             hint = did_you_mean(option, names[name])
             raise ConfigError(f"--search {name} has no option {option!r}. {hint}")
     mcts = MctsSettings(**given[_MCTS]) if _MCTS in given else None
-    episodes = None
+    episodes = best_turn = None
     if _BEST_OF in given:
-        # Beside the tree search: as many as its tokens allow, unless n is given.
-        default = _EPISODES if mcts is None else None
+        # Beside another search: as many as its tokens allow, unless n is given.
+        default = _NUM if given.keys() == {_BEST_OF} else None
         episodes = given[_BEST_OF].get("n", default)
         if episodes is not None:
             require_int("n", episodes, 1, _MANY)
-    return mcts, episodes
+    if _BEST_TURN in given:
+        best_turn = given[_BEST_TURN].get("n", _NUM)
+        require_int("n", best_turn, 2, _MANY)
+    return mcts, episodes, best_turn
 
 
 def evaluate(
@@ -83,7 +91,7 @@ def evaluate(
     """
     if run is None:
         raise ConfigError("--search needs RUN: a run's folder or name.")
-    mcts, best_of = parse_searches(texts)
+    mcts, best_of, best_turn = parse_searches(texts)
     env_specs = parse_envs(envs) or [(None, {})]
     paths = locate(run, storage)
     with ray_session():
@@ -99,6 +107,7 @@ def evaluate(
                 episodes,
                 mcts=mcts,
                 episodes=best_of,
+                best_turn=best_turn,
                 env=env,
                 env_config=options,
             )
@@ -128,10 +137,10 @@ def report(result: SearchEvaluation) -> list[str]:
     if result.failures:
         lines.append(f"  failed    {result.failures} tasks, left out of all rows")
     lines.append(
-        f"  {'':<16}{'success':<24}{'return':<24}{'tokens':>9}{'episodes':>10}"
+        f"  {'':<18}{'success':<24}{'return':<24}{'tokens':>9}{'episodes':>10}"
     )
     lines += [
-        f"  {row.name:<16}{_cell(row.success):<24}{_cell(row.episode_return):<24}"
+        f"  {row.name:<18}{_cell(row.success):<24}{_cell(row.episode_return):<24}"
         f"{row.tokens:>9.1f}{row.episodes:>10.1f}"
         for row in result.rows
     ]
