@@ -49,7 +49,7 @@ class Constants:
     compute_share: float = constant(0.4, "assumption: part of the peak in products")
     hbm_share: float = constant(0.6, "assumption: part of the bandwidth in decoding")
     padding: float = constant(0.0, f"{MEASURED}, Packed rows (apart: 0.10 to 0.26)")
-    turn_ms: float = constant(1.3, f"{MEASURED}, The endpoint, first row")
+    turn_ms: float = constant(0.6, f"{MEASURED}, The endpoint, first row")
     driver_us: float = constant(
         0.8, f"{MEASURED}, Growth: rest of the longest context, per token"
     )
