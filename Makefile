@@ -11,8 +11,8 @@ PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 # Slow tests start processes with time limits, which a busy machine exceeds: one that
-# fails runs once more, and the summary names it.
-RERUN = --reruns 1 -rR
+# fails by such a limit runs once more, and the summary names it.
+RERUN = --reruns 1 --only-rerun 'monotonic|[Tt]imed out|Timeout' -raR
 TORCH = $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help

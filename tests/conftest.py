@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(items):
 
     missing = probe()["missing"]
     for item in items:
-        if _is_nightly(item):
+        if item.get_closest_marker("slow") and _is_nightly(item):
             item.add_marker(pytest.mark.nightly)
         if any(name in item.name for name in _SANDBOXED) or (
             "sandbox" in getattr(item, "fixturenames", ())

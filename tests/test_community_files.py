@@ -90,6 +90,7 @@ def test_every_pattern_of_the_nightly_tests_names_a_test():
             continue
         path, _, name = line.partition("::")
         function = re.split(r"[?*]", name)[0]
+        assert function.startswith("test_"), line
         text = (ROOT / "tests" / path).read_text()
         assert f"def {function}" in text, line
 

@@ -140,18 +140,10 @@ def activations_of(config: Any) -> int:
     """Return the plan's bytes of a micro-batch's activations."""
     from transformers import AutoConfig
 
-    from rllib_llm.doctor.activations import activation_bytes
+    from rllib_llm.doctor.activations import pass_bytes
 
-    is_low = config.lm_autocast or config.lm_dtype != "float32"
-    return activation_bytes(
-        AutoConfig.from_pretrained(config.lm_model),
-        config.micro_batch_tokens,
-        element_size=2 if is_low else 4,
-        gradient_checkpointing=config.gradient_checkpointing,
-        head_chunk_tokens=config.head_chunk_tokens,
-        weight_size=4 if config.lm_dtype == "float32" else 2,
-        adapters=bool(config.lm_lora),
-    )
+    model = AutoConfig.from_pretrained(config.lm_model)
+    return pass_bytes(config, model, config.micro_batch_tokens)
 
 
 def episodes(lengths: Sequence[int], *, seed: int) -> list[Any]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from rllib_llm.types import LLMConfig
+
 # Positions whose log-probabilities are computed at a time, and the float32 arrays of
 # their vocabulary: see losses/logprobs.py.
 _LOGP_POSITIONS, _LOGP_COPIES = 256, 4
@@ -53,6 +55,26 @@ def activation_bytes(
         head += 2 * (weight_size or element_size) * vocabulary * width
     recomputed = _IN_FLIGHT if gradient_checkpointing else _IN_FLIGHT - 1
     return inputs * tokens + max(int(recomputed * layer * tokens), head)
+
+
+def pass_bytes(config: LLMConfig, model: PretrainedConfig, tokens: int) -> int:
+    """Return :func:`activation_bytes` of a policy's micro-batch.
+
+    Args:
+        config: The policy's config.
+        model: The language model's config.
+        tokens: Token positions of the pass.
+    """
+    is_low = config.lm_autocast or config.lm_dtype != "float32"
+    return activation_bytes(
+        model.get_text_config(),
+        tokens,
+        element_size=2 if is_low else 4,
+        gradient_checkpointing=config.gradient_checkpointing,
+        head_chunk_tokens=config.head_chunk_tokens,
+        weight_size=4 if config.lm_dtype == "float32" else 2,
+        adapters=bool(config.lm_lora),
+    )
 
 
 def _layer_bytes(config: PretrainedConfig, size: int, *, adapters: bool) -> int:

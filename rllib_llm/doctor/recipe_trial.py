@@ -13,7 +13,7 @@ import torch
 
 from rllib_llm.algorithms.driver.memory_plan import Memory
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.doctor.activations import activation_bytes
+from rllib_llm.doctor.activations import pass_bytes
 from rllib_llm.doctor.findings import FAIL, OK, WARN, Finding, size
 from rllib_llm.doctor.machine import memory
 from rllib_llm.doctor.mismatch import mismatch_by_module
@@ -263,17 +263,9 @@ class _Steps:
 
         config = self._config.get_config_for_module(module_id)
         model = AutoConfig.from_pretrained(config.resolved_model)
-        low = config.lm_autocast or config.lm_dtype != "float32"
         everything = config.episodes_per_iteration * self._plan.context_tokens
-        return activation_bytes(
-            model.get_text_config(),
-            min(config.micro_batch_tokens or everything, everything),
-            element_size=2 if low else 4,
-            gradient_checkpointing=config.gradient_checkpointing,
-            head_chunk_tokens=config.head_chunk_tokens,
-            weight_size=4 if config.lm_dtype == "float32" else 2,
-            adapters=bool(config.lm_lora),
-        )
+        tokens = min(config.micro_batch_tokens or everything, everything)
+        return pass_bytes(config, model, tokens)
 
 
 def _shrunk(config: LLMConfig) -> LLMConfig:

@@ -92,6 +92,16 @@ def test_activation_bytes_grow_with_what_a_pass_holds():
     assert estimate(adapters=True, tokens=2) < estimate(tokens=2)
 
 
+def test_log_probabilities_are_computed_in_the_estimated_parts():
+    import inspect
+
+    from rllib_llm.doctor.activations import _LOGP_POSITIONS
+    from rllib_llm.losses.logprobs import token_logps_and_entropy
+
+    chunk = inspect.signature(token_logps_and_entropy).parameters["chunk"]
+    assert chunk.default == _LOGP_POSITIONS
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_layer_stores_the_estimated_bytes(dtype):
     import torch

@@ -178,6 +178,40 @@ class GameSession:
         }
 
 
+def _served(server: Any, session: type[TextSession | GameSession]) -> type:
+    """Return OpenEnv's environment of a session, without its observations."""
+
+    class Session(server.Environment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self, env: Any):
+            super().__init__()
+            self._session, self._state = session(env), server.State()
+
+        def reset(
+            self,
+            seed: int | None = None,
+            episode_id: str | None = None,
+            split: str = "train",
+            **options: Any,
+        ) -> Any:
+            """Start an episode."""
+            result = self._session.reset(seed, {**options, "split": split})
+            self._state = server.State(episode_id=episode_id or str(uuid4()))
+            return self._started(result)
+
+        @property
+        def state(self) -> Any:
+            """Number of turns of the episode."""
+            return self._state
+
+        def close(self) -> None:
+            """End the session."""
+            self._session.close()
+
+    return Session
+
+
 def _classes(server: Any) -> tuple[type, type, type]:
     class TextAction(server.Action):
         """A turn of the model."""
@@ -191,25 +225,10 @@ def _classes(server: Any) -> tuple[type, type, type]:
         success: bool | None = None
         truncated: bool = False
 
-    class Served(server.Environment):
+    class Served(_served(server, TextSession)):  # type: ignore[misc]
         """A session."""
 
-        SUPPORTS_CONCURRENT_SESSIONS = True
-
-        def __init__(self, env: Any):
-            super().__init__()
-            self._session, self._state = TextSession(env), server.State()
-
-        def reset(
-            self,
-            seed: int | None = None,
-            episode_id: str | None = None,
-            split: str = "train",
-            **options: Any,
-        ) -> Any:
-            """Start an episode."""
-            text = self._session.reset(seed, {**options, "split": split})
-            self._state = server.State(episode_id=episode_id or str(uuid4()))
+        def _started(self, text: str) -> Any:
             return TextObservation(text=text)
 
         def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
@@ -224,15 +243,6 @@ def _classes(server: Any) -> tuple[type, type, type]:
                 success=info.get("success"),
                 truncated=truncated,
             )
-
-        @property
-        def state(self) -> Any:
-            """Number of turns of the episode."""
-            return self._state
-
-        def close(self) -> None:
-            """End the session."""
-            self._session.close()
 
     return TextAction, TextObservation, Served
 
@@ -260,25 +270,10 @@ def _game_classes(server: Any, names: list[str]) -> tuple[type, type, type]:
         stop_reason: str | None
         system_prompts: dict[str, str] = {}
 
-    class ServedGame(server.Environment):
+    class ServedGame(_served(server, GameSession)):  # type: ignore[misc]
         """A session."""
 
-        SUPPORTS_CONCURRENT_SESSIONS = True
-
-        def __init__(self, env: Any):
-            super().__init__()
-            self._session, self._state = GameSession(env), server.State()
-
-        def reset(
-            self,
-            seed: int | None = None,
-            episode_id: str | None = None,
-            split: str = "train",
-            **options: Any,
-        ) -> Any:
-            """Start an episode."""
-            result = self._session.reset(seed, {**options, "split": split})
-            self._state = server.State(episode_id=episode_id or str(uuid4()))
+        def _started(self, result: dict[str, Any]) -> Any:
             return GameObservation(**result)
 
         def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
@@ -290,15 +285,6 @@ def _game_classes(server: Any, names: list[str]) -> tuple[type, type, type]:
                 reward=sum(result["rewards"].values()),
                 done=self._session.is_over,
             )
-
-        @property
-        def state(self) -> Any:
-            """Number of turns of the episode."""
-            return self._state
-
-        def close(self) -> None:
-            """End the session."""
-            self._session.close()
 
     return GameAction, GameObservation, ServedGame
 
