@@ -26,6 +26,7 @@ import torch
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.curricula.task_options import with_options
 from rllib_llm.data.episode_data import episode_data, task_of
+from rllib_llm.env_runner.task_groups import with_sources
 from rllib_llm.evaluation.outcomes import held_out_tasks
 from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.offline.demonstrations import demonstrations
@@ -87,6 +88,8 @@ def run(
             if options:
                 record["options"] = options
                 record["before_with_options"] = evaluate(algo, held_out, options)
+        elif stage is recipe.stages[-1]:
+            record["before_last_stage"] = evaluate(algo, held_out)
         clock = Clock()
         for _ in range(int(stage.total_iterations or 0)):
             result = algo.train()
@@ -123,6 +126,8 @@ def evaluate(
         for task in held_out_tasks(algo.config, count, name)
     ]
     tasks = [with_options(task, options or {}) for task in tasks]
+    # In evaluation prompts have the texts of ``rollouts.prompt_text`` at that time.
+    tasks = with_sources(tasks, algo._driver_components.shared_texts())
     played = runner.sample(tasks=tasks, explore=True)
     runner.get_metrics()  # evaluation must not count as training
     found: dict[str, Any] = means(played)
@@ -218,7 +223,8 @@ def main() -> None:
             record = run(name, seed, args.held_out, args.override, args.options)
             path = RESULTS / f"{name}_seed{seed}.json"
             path.write_text(json.dumps(record, indent=1) + "\n")
-            shown = [record[k] for k in ("before", "after", "sft", "rl", "script")]
+            keys = ("before", "before_last_stage", "after", "sft", "rl", "script")
+            shown = [record.get(k) for k in keys]
             print(name, seed, *shown, flush=True)
 
 

@@ -6,7 +6,7 @@ Plot:   python benchmarks/learned_reward.py --plot docs/learned_reward.png
 Writes: benchmarks/results/learned_reward/<reward>_seed<n>.json
 
 The recipe ``human_preferences``: a scorer learns from comparisons of episodes by their
-true returns, of which a share is exchanged (0, 0.1 or 0.3), for 8 iterations in which
+true returns, of which a share is exchanged (0, 0.1 or 0.3), for 24 iterations in which
 the policy is not trained, and is then frozen. GRPO raises its score alone, without a KL
 penalty, for 25 more. ``true`` has the environment's reward instead. As in Gao et al.
 (2022, arXiv 2210.10760), the score and the true success are compared at equal distance
@@ -32,14 +32,14 @@ from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.recipes import load_recipe
 
 RESULTS = Path(__file__).parent / "results" / "learned_reward"
-WARMUP, ITERATIONS, EVERY, HELD_OUT = 8, 25, 5, 200
+WARMUP, ITERATIONS, EVERY, HELD_OUT = 24, 25, 5, 200
 TRUE = ["scorer=null", "rollouts.rewards=[environment]"]
 REWARDS: dict[str, list[str]] = {
     **{f"noise_{noise:g}": [f"scorer.label_noise={noise}"] for noise in (0, 0.1, 0.3)},
     "true": TRUE,
 }
 SETTINGS = [
-    "rollouts.episodes_per_iteration=64",
+    "rollouts.episodes_per_iteration=128",
     "rollouts.rewards=[{name: environment, weight: 0.0}, scorer]",
     f"scorer.warmup_iters={WARMUP}",
     f"scorer.iters={WARMUP}",
