@@ -13,8 +13,18 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from rllib_llm import compat
+from rllib_llm.pictures.text_part import TextPart
 
-_CLASSES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+_TRUNKS = {
+    "LlamaModel": "llama",
+    "MistralModel": "mistral",
+    "Qwen2Model": "qwen2",
+    "Qwen3Model": "qwen3",
+    "Qwen2VLTextModel": "qwen2_vl",
+    "Qwen2_5_VLTextModel": "qwen2_5_vl",
+    "Qwen3VLTextModel": "qwen3_vl",
+}
+"""Classes of the layers, and the packages of transformers that they stand in."""
 _ACTIVATIONS = ("silu", "swish")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
@@ -23,18 +33,25 @@ def why_not_fused(model: nn.Module) -> str | None:
     """Return the reason why the fused forward cannot run a model.
 
     Args:
-        model: A causal language model.
+        model: A causal language model, or a :class:`TextPart`.
 
     Returns:
         The reason, or None if the fused forward can run it.
     """
-    kind = type(model)
+    kind = type(getattr(model, "model", None))
     # The module's path, too: a class of the same name elsewhere may compute something
     # else.
-    home = f"transformers.models.{kind.__name__.removesuffix('ForCausalLM').lower()}."
-    names = [f"{name}ForCausalLM" for name in _CLASSES]
-    if kind.__name__ not in names or not kind.__module__.startswith(home):
-        return f"{kind.__name__} is not one of transformers' {', '.join(names)}"
+    home = f"transformers.models.{_TRUNKS.get(kind.__name__)}."
+    if not kind.__module__.startswith(home):
+        return (
+            f"the layers of {type(model).__name__} are not one of transformers' "
+            f"{', '.join(_TRUNKS)}"
+        )
+    whole = f"{kind.__name__.removesuffix('Model')}ForCausalLM"
+    if type(model) is not TextPart and (
+        (type(model).__module__, type(model).__name__) != (kind.__module__, whole)
+    ):
+        return f"{type(model).__name__} is not one of transformers' {whole}"
     config = model.config
     if config.hidden_act not in _ACTIVATIONS:
         return f"hidden_act {config.hidden_act!r} is not one of {_ACTIVATIONS}"
@@ -42,7 +59,7 @@ def why_not_fused(model: nn.Module) -> str | None:
     if rope not in _STATIC_ROPE:
         return f"rotary positions of type {rope!r} change with the length"
     for module in _replaced(model):
-        if type(module).__module__ != kind.__module__:
+        if type(module).__module__ != kind.__module__ and module is not model:
             return f"{type(module).__name__} is not of {kind.__module__}"
     for module in itertools.chain(_replaced(model), plain_linears(model)):
         if module._forward_hooks or module._forward_pre_hooks:

@@ -34,7 +34,7 @@ def test_sampler_and_learner_agree_and_the_tower_learns():
         assert any(not torch.equal(before[n], after[n]) for n in names)
 
 
-@pytest.mark.parametrize("name", ["llava", "internvl"])
+@pytest.mark.parametrize("name", ["llava", "internvl", "qwen2_vl", "qwen3_vl"])
 def test_folders_of_other_families_train(tmp_path, name):
     model = {"model": WRITERS[name](tmp_path), "freeze": []}
     algo = config_of(model=model).build_algo()
@@ -43,7 +43,10 @@ def test_folders_of_other_families_train(tmp_path, name):
     after = weights_of(algo)
     algo.stop()
     assert learned(result)[MISMATCH] < 1e-5
-    for part in ("vision_tower", "multi_modal_projector", "language_model"):
+    parts = ("vision_tower", "multi_modal_projector", "language_model")
+    if name.startswith("qwen"):
+        parts = ("visual.blocks", "visual.merger", "language_model")
+    for part in parts:
         names = [n for n in before if part in n]
         assert any(not torch.equal(before[n], after[n]) for n in names)
 
