@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from rllib_llm import compat
+from rllib_llm.engines.rotary_table import has_three_axes
 from rllib_llm.pictures.text_part import TextPart
 
 _TRUNKS = {
@@ -44,7 +45,7 @@ def why_not_fused(model: nn.Module) -> str | None:
     home = f"transformers.models.{_TRUNKS.get(kind.__name__)}."
     if not kind.__module__.startswith(home):
         return (
-            f"the layers of {type(model).__name__} are not one of transformers' "
+            f"{type(model).__name__} is not one of transformers' models on "
             f"{', '.join(_TRUNKS)}"
         )
     whole = f"{kind.__name__.removesuffix('Model')}ForCausalLM"
@@ -58,6 +59,10 @@ def why_not_fused(model: nn.Module) -> str | None:
     rope = model.model.rotary_emb.rope_type
     if rope not in _STATIC_ROPE:
         return f"rotary positions of type {rope!r} change with the length"
+    settings = getattr(config, "rope_parameters", None) or {}
+    if "mrope_section" in settings and not has_three_axes(model.model):
+        # transformers before 5.17
+        return "its attention chooses the axes of its positions"
     for module in _replaced(model):
         if type(module).__module__ != kind.__module__ and module is not model:
             return f"{type(module).__name__} is not of {kind.__module__}"

@@ -19,8 +19,8 @@ from rllib_llm.engines.attention import ATTENTION_NAME
 from rllib_llm.engines.attention_masks import AttentionMasks, Masks
 from rllib_llm.engines.fused_forward import FusedForward
 from rllib_llm.engines.fused_layout import why_not_fused, why_not_together
-from rllib_llm.engines.served_models import ADVICE, check_model
 from rllib_llm.engines.rotary_table import has_three_axes
+from rllib_llm.engines.served_models import ADVICE, check_model
 from rllib_llm.engines.slot_cache import SlotCache, new_columns
 from rllib_llm.errors import ConfigError, ModelError, did_you_mean
 from rllib_llm.modules.max_positions import context_length, why_shorter

@@ -445,9 +445,7 @@ class TorchEngine(GenerationEngine):
 
     def _batch(self, requests: list[Request]) -> DecodeBatch:
         skipped = self._pictures.skipped if self._pictures is not None else 0
-        return DecodeBatch(
-            requests, self._runner.device, self._num_models > 1, skipped
-        )
+        return DecodeBatch(requests, self._runner.device, self._num_models > 1, skipped)
 
     def _count_prefill(self, request: Request) -> None:
         session = request.session

@@ -123,10 +123,11 @@ def grid(config: Any, size: int) -> int:
 
 
 def _merged_side(config: Any, size: int, factor: int, name: str) -> int:
-    side, rest = divmod(grid(config, size), factor)
+    patches = grid(config, size)
+    side, rest = divmod(patches, factor)
     if rest:
         raise ModelError(
-            f"The vision tower has {grid(config, size)} patches in each direction, and the "
+            f"The vision tower has {patches} patches in each direction, and the "
             f"projector {name}; a picture must have a multiple of {factor} patches in "
             "each direction. Correct its config.json."
         )
@@ -270,16 +271,17 @@ def _qwen_run(config: Any, vocabulary: Mapping[str, int], size: int) -> Run:
     factor = config.vision_config.spatial_merge_size
     side = _merged_side(config, size, factor, f"spatial_merge_size={factor}")
     names = {number: token for token, number in vocabulary.items()}
-    ids = {n: getattr(config, n) for n in ("vision_start_token_id", "vision_end_token_id")}
-    for name, number in ids.items():
+    around = []
+    for name in ("vision_start_token_id", "vision_end_token_id"):
+        number = getattr(config, name)
         if number not in names:
             raise ModelError(
                 f"A {config.model_type} has {name}={number}, which its tokenizer "
                 "lacks; it stands around a picture. Use the tokenizer of the "
                 "checkpoint."
             )
-    before, after = (names[number] for number in ids.values())
-    return Run(side * side, before, after)
+        around.append(names[number])
+    return Run(side * side, *around)
 
 
 def _qwen_features(inner: Any, values: Tensor) -> Tensor:
@@ -293,7 +295,9 @@ def _qwen_features(inner: Any, values: Tensor) -> Tensor:
         return_dict=True,
     )
     parts = [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
-    return torch.cat([torch.stack(tuple(part)) for part in parts], dim=-1)
+    # Of all pictures together, or one tensor of each: versions of transformers differ.
+    flat = [p if isinstance(p, torch.Tensor) else torch.cat(tuple(p)) for p in parts]
+    return torch.cat(flat, dim=-1).unflatten(0, (len(values), -1))
 
 
 def flat_patches(values: Tensor, vision: Any) -> Tensor:

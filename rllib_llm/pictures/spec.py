@@ -158,9 +158,7 @@ def _processor(model: str) -> dict[str, Any]:
     return given
 
 
-def _colours(
-    model: str, family: str, given: dict[str, Any]
-) -> tuple[Colour, Colour]:
+def _colours(model: str, family: str, given: dict[str, Any]) -> tuple[Colour, Colour]:
     """Return the processor's mean and standard deviation of colours."""
     if given.get("do_normalize") is False:
         return (0.0,) * 3, (1.0,) * 3

@@ -219,9 +219,9 @@ def write_qwen2_5_vl(folder) -> str:
     return _qwen(folder, "Qwen2_5_VL", {}, vision, colours, **areas)
 
 
-def write_qwen3_vl(folder) -> str:
-    """Write a tiny Qwen3-VL: features of two layers of its tower, three of its text."""
-    text = {"head_dim": 8, "num_hidden_layers": 3}
+def write_qwen3_vl(folder, layers=3) -> str:
+    """Write a tiny Qwen3-VL: two layers of its tower feed its first layers of text."""
+    text = {"head_dim": 8, "num_hidden_layers": layers}
     vision = {
         "out_hidden_size": 32,
         "intermediate_size": 64,
