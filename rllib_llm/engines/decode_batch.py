@@ -24,12 +24,11 @@ class DecodeBatch:
         requests: The requests; the list is kept.
         device: Device of the logits.
         several: Whether their sessions may belong to several models.
-        skipped: How many positions fewer than tokens each picture takes.
+        skipped: Tokens of a picture minus the positions that it takes.
 
     Attributes:
         adapters: Index of each row's model; None with one model. int64 [B]
-        behind: How far each row's positions are behind its columns; None: they are
-            equal. int64 [B]
+        behind: Columns minus positions of each row; None: they are equal. int64 [B]
     """
 
     def __init__(

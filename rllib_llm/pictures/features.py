@@ -181,7 +181,7 @@ class EngineFeatures(FeatureCache):
 
     Attributes:
         token_id: Id of placeholders.
-        skipped: How many positions fewer than tokens each picture takes.
+        skipped: Tokens of a picture minus the positions that it takes.
     """
 
     def __init__(self, lm: nn.Module, spec: ImageSpec) -> None:
