@@ -44,9 +44,9 @@ class DecodeBatch:
         self.adapters: np.ndarray | None = None
         if several:
             self.adapters = np.array([s.adapter for s in self._sessions], np.int64)
-        # All pictures of a history are before its sampled tokens.
-        pictures = np.array([len(s.pictures) for s in self._sessions], np.int64)
-        self.behind = skipped * pictures if skipped and pictures.any() else None
+        self.behind: np.ndarray | None = None
+        if skipped:  # all pictures of a history are before its sampled tokens
+            self.behind = skipped * np.array([len(s.pictures) for s in self._sessions])
         self._sampler = BatchSampler([r.params for r in requests], device)
         # While no row samples one of these ids or reaches its limit, no turn can end,
         # and accept() skips the check of each row.

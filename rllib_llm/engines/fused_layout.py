@@ -40,19 +40,11 @@ def why_not_fused(model: nn.Module) -> str | None:
         The reason, or None if the fused forward can run it.
     """
     kind = type(getattr(model, "model", None))
-    # The module's path, too: a class of the same name elsewhere may compute something
-    # else.
-    home = f"transformers.models.{_TRUNKS.get(kind.__name__)}."
-    if not kind.__module__.startswith(home):
+    if not _is_own_model(model, kind):
         return (
             f"{type(model).__name__} is not one of transformers' models on "
             f"{', '.join(_TRUNKS)}"
         )
-    whole = f"{kind.__name__.removesuffix('Model')}ForCausalLM"
-    if type(model) is not TextPart and (
-        (type(model).__module__, type(model).__name__) != (kind.__module__, whole)
-    ):
-        return f"{type(model).__name__} is not one of transformers' {whole}"
     config = model.config
     if config.hidden_act not in _ACTIVATIONS:
         return f"hidden_act {config.hidden_act!r} is not one of {_ACTIVATIONS}"
@@ -75,6 +67,19 @@ def why_not_fused(model: nn.Module) -> str | None:
     if len({(p.device, p.dtype) for p in _base_weights(model)}) > 1:
         return "its weights are on several devices or of several dtypes"
     return None
+
+
+def _is_own_model(model: nn.Module, layers: type) -> bool:
+    """Return whether a model and its layers are of transformers' classes."""
+    # The module's path, too: a class of the same name elsewhere may compute something
+    # else.
+    home = f"transformers.models.{_TRUNKS.get(layers.__name__)}."
+    if not layers.__module__.startswith(home):
+        return False
+    name = f"{layers.__name__.removesuffix('Model')}ForCausalLM"
+    kind = type(model)
+    is_whole = (kind.__module__, kind.__name__) == (layers.__module__, name)
+    return is_whole or kind is TextPart
 
 
 def is_plain(module: nn.Module) -> bool:

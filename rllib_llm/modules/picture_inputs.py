@@ -29,7 +29,7 @@ def row_inputs(
     Args:
         lm: The language model, or its trunk.
         batch: Rows.
-        spec: The model's ImageSpec; None for a model of text.
+        spec: The model's picture inputs; None of a model of text.
 
     Returns:
         Those of :meth:`PlacedFeatures.inputs`, and ``position_ids`` [3, B, T] if the
@@ -57,7 +57,7 @@ def row_inputs(
     )
     inputs = placed.inputs(embeddings)
     if spec.side is not None:
-        index = np.broadcast_to(np.arange(embeddings.shape[1]), embeddings.shape[:2])
+        index = np.arange(embeddings.shape[1])[None]
         positions = positions_3d(index, starts, spec.side)
         inputs["position_ids"] = upload(positions, embeddings.device)
     return inputs

@@ -16,7 +16,8 @@ def positions_3d(columns: np.ndarray, starts: np.ndarray, side: int) -> np.ndarr
     """Return time, row and column of tokens.
 
     Args:
-        columns: Indices of the tokens in their conversations. int64 [B, T]
+        columns: Indices of the tokens in their conversations. int64 [B, T], or [1, T]
+            if they are equal.
         starts: Index of the first placeholder of each conversation's pictures, in any
             order, negative where a row has fewer than M. int64 [B, M]
         side: Placeholders of a picture in each direction.

@@ -118,22 +118,20 @@ def image_spec(model: str) -> ImageSpec | None:
         return None
     path = Path(model).expanduser()
     tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else model)
-    vocabulary = tokenizer.get_vocab()
-    token_id = config.image_token_id
-    token = tokenizer.convert_ids_to_tokens(token_id)
+    token = tokenizer.convert_ids_to_tokens(config.image_token_id)
     if token is None:
         raise ModelError(
-            f"{model!r} has image_token_id={token_id}, which its tokenizer lacks. Use "
-            "the tokenizer of the checkpoint."
+            f"{model!r} has image_token_id={config.image_token_id}, which its "
+            "tokenizer lacks. Use the tokenizer of the checkpoint."
         )
     family, processor = FAMILIES[config.model_type], _processor(model)
     mean, std = _colours(model, config.model_type, processor)
     size = picture_size(config, processor)
-    run = family.run(config, vocabulary, size)
+    run = family.run(config, tokenizer.get_vocab(), size)
     return ImageSpec(
         family=config.model_type,
         token=token,
-        token_id=token_id,
+        token_id=config.image_token_id,
         count=run.count,
         before=run.before,
         after=run.after,

@@ -20,11 +20,15 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
 from rllib_llm.engines import SamplingParams
+from rllib_llm.engines.model_runner import ModelRunner
+from rllib_llm.engines.slot_cache import SlotCache
 from rllib_llm.modules.picture_inputs import row_inputs
 from rllib_llm.pictures.contract import digest
 from rllib_llm.pictures.features import part_parameters
+from rllib_llm.pictures.placed_features import PlacedFeatures
 from rllib_llm.pictures.placement import PlacedPicture
 from rllib_llm.pictures.positions import positions_3d
+from rllib_llm.pictures.text_part import TextPart
 
 TWO = [("<image> What?", [picture(1, 24, 24)]), ("And <image>?", [picture(2, 60, 20)])]
 BOTH = [("First <image>, then <image>.", [picture(4), picture(1)]), ("Again.", [])]
@@ -139,10 +143,29 @@ def test_turns_equal_rows_with_chunks_that_cut_pictures(folder, forward, monkeyp
     assert gap.abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("forward", ["auto", "plain"])
-def test_features_may_enter_the_last_layer(tmp_path, forward, monkeypatch):
-    folder = WRITERS["qwen3_vl"](tmp_path, layers=2)
-    test_turns_equal_rows_with_chunks_that_cut_pictures(folder, forward, monkeypatch)
+@pytest.mark.parametrize("layers", [2, 3])
+def test_the_fused_forward_adds_features_to_layers(tmp_path, layers):
+    # With two layers the features enter the last one, of which the fused forward
+    # computes each row's last token alone: that of row 0 is a placeholder.
+    module = make_vlm_module(WRITERS["qwen3_vl"](tmp_path, layers=layers))
+    ids = np.arange(10).reshape(2, 5) + 20
+    features = torch.randn(4, 3 * 32, generator=torch.Generator().manual_seed(0))
+    placed = PlacedFeatures(np.array([0, 0, 1, 1]), np.array([1, 4, 0, 1]), features)
+    positions = np.arange(5) // np.array([1, 2, 3])[:, None, None] + np.zeros((2, 1))
+    logits = []
+    for forward in ("auto", "plain"):
+        runner = ModelRunner(TextPart(module.lm), forward=forward)
+        assert runner.is_fused == (forward == "auto")
+        cache = SlotCache(2, 8, runner.device)
+        starts, counts = np.zeros(2, np.int64), np.array([5, 3])
+        at = positions.astype(np.int64)
+        with runner.serving():
+            logits.append(
+                runner.forward(
+                    cache, 0, ids, starts, counts, placed=placed, positions=at
+                )
+            )
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("forward", ["auto", "plain"])
