@@ -40,7 +40,7 @@ def why_not_fused(model: nn.Module) -> str | None:
         The reason, or None if the fused forward can run it.
     """
     kind = type(getattr(model, "model", None))
-    if not _is_own_model(model, kind):
+    if not _is_recognised(model, kind):
         return (
             f"{type(model).__name__} is not one of transformers' models on "
             f"{', '.join(_TRUNKS)}"
@@ -69,7 +69,7 @@ def why_not_fused(model: nn.Module) -> str | None:
     return None
 
 
-def _is_own_model(model: nn.Module, layers: type) -> bool:
+def _is_recognised(model: nn.Module, layers: type) -> bool:
     """Return whether a model and its layers are of transformers' classes."""
     # The module's path, too: a class of the same name elsewhere may compute something
     # else.
