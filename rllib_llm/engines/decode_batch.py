@@ -24,13 +24,19 @@ class DecodeBatch:
         requests: The requests; the list is kept.
         device: Device of the logits.
         several: Whether their sessions may belong to several models.
+        skipped: Tokens of a picture minus the positions that it takes.
 
     Attributes:
         adapters: Index of each row's model; None with one model. int64 [B]
+        behind: Columns minus positions of each row; None: they are equal. int64 [B]
     """
 
     def __init__(
-        self, requests: list[Request], device: torch.device, several: bool = False
+        self,
+        requests: list[Request],
+        device: torch.device,
+        several: bool = False,
+        skipped: int = 0,
     ) -> None:
         """Compute everything that does not change from step to step."""
         self.requests = requests
@@ -38,6 +44,9 @@ class DecodeBatch:
         self.adapters: np.ndarray | None = None
         if several:
             self.adapters = np.array([s.adapter for s in self._sessions], np.int64)
+        self.behind: np.ndarray | None = None
+        if skipped:  # all pictures of a history are before its sampled tokens
+            self.behind = skipped * np.array([len(s.pictures) for s in self._sessions])
         self._sampler = BatchSampler([r.params for r in requests], device)
         # While no row samples one of these ids or reaches its limit, no turn can end,
         # and accept() skips the check of each row.

@@ -1,4 +1,4 @@
-"""Fused forward pass of Llama, Mistral, Qwen2 and Qwen3.
+"""Fused forward pass of Llama, Mistral, Qwen2 and Qwen3, and of Qwen-VL's text parts.
 
 It computes the same function of the same parameters as transformers' modules in fewer
 operations: projections with the same input are one product, rotary positions come from
@@ -8,7 +8,8 @@ and values only each row's last token is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,13 @@ from rllib_llm.engines.attention import slot_attention_forward
 from rllib_llm.engines.attention_masks import Masks
 from rllib_llm.engines.fused_layout import is_plain
 from rllib_llm.engines.multi_lora_linear import PRECISE, MultiLoRALinear
-from rllib_llm.engines.slot_cache import SlotCache, round_up
+from rllib_llm.engines.rotary_table import RotaryTable
+from rllib_llm.engines.slot_cache import SlotCache
 
 # Joined copies of weights are kept up to this total size. They save calls, which only
 # matters for small models; for large models the memory would cost more than it saves.
 _JOINED_BYTES = 64 * 2**20
-_TABLE_BLOCK = 512  # the table of rotary positions grows in multiples of this
+_NO_PICTURES: Mapping[str, Any] = {}
 
 
 class _Layer:
@@ -97,6 +99,23 @@ class _Norm:
         return self._weight * functional.rms_norm(x, x.shape[-1:], None, self._eps)
 
 
+def _with_deeper_features(
+    x: Tensor, placed: Mapping[str, Any], index: int, last: Tensor | None
+) -> Tensor:
+    """Return the outputs of a layer with the pictures' features for it added.
+
+    Args:
+        x: Outputs of the layer. [N, hidden], or [B, hidden] after the last layer
+        placed: Inputs with pictures.
+        index: Index of the layer.
+        last: Each row's last token. [B]
+    """
+    mask = placed["visual_pos_masks"].flatten()  # [N]
+    added = x.new_zeros(len(mask), x.shape[-1])
+    added[mask] = placed["deepstack_visual_embeds"][index].to(x.dtype)
+    return x + (added if len(x) == len(mask) else added[last])
+
+
 class FusedForward:
     """Runs a model that :func:`~rllib_llm.engines.fused_layout.why_not_fused` accepts.
 
@@ -128,7 +147,7 @@ class FusedForward:
         self.called = [linear for joint in joints for linear in joint.called]
         if not is_plain(self._head):
             self.called.append(self._head)
-        self._table: Tensor | None = None
+        self._rotary = RotaryTable(trunk)
         self._is_prepared = False
 
     def __call__(
@@ -140,21 +159,21 @@ class FusedForward:
         masks: Masks,
         last_masks: Masks,
         adapters: Tensor | None = None,
-        embeddings: Tensor | None = None,
+        placed: Mapping[str, Any] = _NO_PICTURES,
     ) -> Tensor:
         """Compute the logits after new tokens and extend the cache.
 
         Args:
             cache: Prepared with ``SlotCache.prepare``; receives the keys and values.
             token_ids: New tokens, padded on the right. [B, T]
-            positions: Their positions. [B, T]
+            positions: Their positions: [B, T], or time, row and column [3, B, T].
             last: Column of each row's last real token; None if T is 1. [B]
             masks: Additive masks of the new tokens; None means causal attention, which
                 suits rows without cached tokens. [B, 1, T, K]
             last_masks: The same for the last tokens alone. [B, 1, 1, K]
             adapters: Index of the model whose adapters each row uses. [B]
-            embeddings: Embeddings of tokens with pictures; None: those of the ids.
-                [B, T, hidden]
+            placed: Inputs in place of the ids if there are pictures among the tokens
+                (:meth:`PlacedFeatures.inputs`).
 
         Returns:
             Logits that follow each row's last real token. [B, V]
@@ -162,10 +181,11 @@ class FusedForward:
         if not self._is_prepared:
             self._prepare()
         batch, width = token_ids.shape
+        embeddings = placed.get("inputs_embeds")
         if embeddings is None:
             embeddings = self._trunk.embed_tokens(token_ids)
         x = embeddings.view(batch * width, -1)  # [N, hidden]
-        cos, sin = self._rotary(positions.view(-1), cache.visible)
+        cos, sin = self._rotary(positions.flatten(-2), cache.visible)
         if last is not None:
             last = torch.arange(batch, device=last.device) * width + last
         token_adapters = (
@@ -188,6 +208,8 @@ class FusedForward:
             )
             gate, up = layer.gate_up(layer.mlp_norm(x), token_adapters).chunk(2, dim=-1)
             x = layer.down.add(x, functional.silu(gate) * up, token_adapters)
+            if index < len(placed.get("deepstack_visual_embeds", ())):
+                x = _with_deeper_features(x, placed, index, last)
         return self._head(self._norm(x))
 
     def _project(
@@ -244,19 +266,3 @@ class FusedForward:
         for norm in (self._norm, *(norm for x in self._layers for norm in x.norms)):
             norm.prepare(counts)
         self._is_prepared = True
-
-    def _rotary(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines of positions. [N, 1, head_dim] each
-
-        Rolling a head by half its size and multiplying by the signed sines equals
-        transformers' ``rotate_half`` times the sines.
-        """
-        if self._table is None or len(self._table) < longest:
-            weight = self._trunk.embed_tokens.weight
-            places = torch.arange(round_up(longest, _TABLE_BLOCK), device=weight.device)
-            cos, sin = self._trunk.rotary_emb(weight, places[None])  # [1, P, head_dim]
-            low, high = sin.chunk(2, dim=-1)
-            signed = torch.cat((-low, high), dim=-1)
-            self._table = torch.cat((cos, signed)).transpose(0, 1)[:, :, None]
-            self._table = self._table.contiguous()  # [P, 2, 1, head_dim]
-        return self._table.index_select(0, positions).unbind(1)

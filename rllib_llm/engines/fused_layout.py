@@ -13,8 +13,19 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from rllib_llm import compat
+from rllib_llm.engines.rotary_table import has_three_axes
+from rllib_llm.pictures.text_part import TextPart
 
-_CLASSES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+_TRUNKS = {
+    "LlamaModel": "llama",
+    "MistralModel": "mistral",
+    "Qwen2Model": "qwen2",
+    "Qwen3Model": "qwen3",
+    "Qwen2VLTextModel": "qwen2_vl",
+    "Qwen2_5_VLTextModel": "qwen2_5_vl",
+    "Qwen3VLTextModel": "qwen3_vl",
+}
+"""Classes of the layers, and the packages of transformers that they stand in."""
 _ACTIVATIONS = ("silu", "swish")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
@@ -23,26 +34,29 @@ def why_not_fused(model: nn.Module) -> str | None:
     """Return the reason why the fused forward cannot run a model.
 
     Args:
-        model: A causal language model.
+        model: A causal language model, or a :class:`TextPart`.
 
     Returns:
         The reason, or None if the fused forward can run it.
     """
-    kind = type(model)
-    # The module's path, too: a class of the same name elsewhere may compute something
-    # else.
-    home = f"transformers.models.{kind.__name__.removesuffix('ForCausalLM').lower()}."
-    names = [f"{name}ForCausalLM" for name in _CLASSES]
-    if kind.__name__ not in names or not kind.__module__.startswith(home):
-        return f"{kind.__name__} is not one of transformers' {', '.join(names)}"
+    kind = type(getattr(model, "model", None))
+    if not _is_recognised(model, kind):
+        return (
+            f"{type(model).__name__} is not one of transformers' models on "
+            f"{', '.join(_TRUNKS)}"
+        )
     config = model.config
     if config.hidden_act not in _ACTIVATIONS:
         return f"hidden_act {config.hidden_act!r} is not one of {_ACTIVATIONS}"
     rope = model.model.rotary_emb.rope_type
     if rope not in _STATIC_ROPE:
         return f"rotary positions of type {rope!r} change with the length"
+    settings = getattr(config, "rope_parameters", None) or {}
+    if "mrope_section" in settings and not has_three_axes(model.model):
+        # transformers before 5.17
+        return "its attention chooses the axes of its positions"
     for module in _replaced(model):
-        if type(module).__module__ != kind.__module__:
+        if type(module).__module__ != kind.__module__ and module is not model:
             return f"{type(module).__name__} is not of {kind.__module__}"
     for module in itertools.chain(_replaced(model), plain_linears(model)):
         if module._forward_hooks or module._forward_pre_hooks:
@@ -53,6 +67,19 @@ def why_not_fused(model: nn.Module) -> str | None:
     if len({(p.device, p.dtype) for p in _base_weights(model)}) > 1:
         return "its weights are on several devices or of several dtypes"
     return None
+
+
+def _is_recognised(model: nn.Module, layers: type) -> bool:
+    """Return whether a model and its layers are of transformers' classes."""
+    # The module's path, too: a class of the same name elsewhere may compute something
+    # else.
+    home = f"transformers.models.{_TRUNKS.get(layers.__name__)}."
+    if not layers.__module__.startswith(home):
+        return False
+    name = f"{layers.__name__.removesuffix('Model')}ForCausalLM"
+    kind = type(model)
+    is_whole = (kind.__module__, kind.__name__) == (layers.__module__, name)
+    return is_whole or kind is TextPart
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +19,16 @@ from rllib_llm.engines.attention import ATTENTION_NAME
 from rllib_llm.engines.attention_masks import AttentionMasks, Masks
 from rllib_llm.engines.fused_forward import FusedForward
 from rllib_llm.engines.fused_layout import why_not_fused, why_not_together
+from rllib_llm.engines.rotary_table import has_three_axes
 from rllib_llm.engines.served_models import ADVICE, check_model
-from rllib_llm.engines.slot_cache import SlotCache
+from rllib_llm.engines.slot_cache import SlotCache, new_columns
 from rllib_llm.errors import ConfigError, ModelError, did_you_mean
 from rllib_llm.modules.max_positions import context_length, why_shorter
-from rllib_llm.pictures.features import merged
+from rllib_llm.pictures.placed_features import PlacedFeatures
 from rllib_llm.upload import upload
 
 _PROBE_TOKENS = 6
+_AXES = np.array([1, 2, 3])[:, None, None]
 FORWARDS = ("auto", "plain")
 # Maximum difference of logits that rounding explains, as a share of the largest logit.
 _CACHE_TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-2}  # else 0.2
@@ -196,7 +199,8 @@ class ModelRunner:
         starts: np.ndarray,
         counts: np.ndarray,
         adapters: np.ndarray | None = None,
-        features: tuple[np.ndarray, np.ndarray, Tensor] | None = None,
+        placed: PlacedFeatures | None = None,
+        positions: np.ndarray | None = None,
     ) -> Tensor:
         """Compute logits after new tokens of consecutive rows, inside :meth:`serving`.
 
@@ -208,8 +212,9 @@ class ModelRunner:
             counts: Real new tokens of each row, >= 1; the largest is T. int64 [B]
             adapters: Index of the model that computes each row: 0, or the index in
                 ``others`` plus 1; None with one model. int64 [B]
-            features: Row and column of each picture token [N], and the vectors that
-                replace its embedding [N, hidden]; None without pictures.
+            placed: Features of the pictures among the tokens; None without any.
+            positions: Positions of the new tokens [1, B, T], or time, row and column
+                [3, B, T]; None: each is the token's column of the cache.
 
         Returns:
             Logits that follow each row's last real token. [B, V]
@@ -219,51 +224,51 @@ class ModelRunner:
         is_causal = is_fresh and self._fused is not None
         visible = cache.prepare(first_row, starts, counts, is_exact=is_causal)
         last = counts - 1
-        # Padding repeats the last position: a larger one might exceed a table of
-        # learned positions.
-        places = starts[:, None] + np.minimum(np.arange(width), last[:, None])
-        ids, positions = upload(
-            np.stack((token_ids, places)), self.device
-        )  # [B, T] each
-        embeddings = None
-        if features is not None:
-            embeddings = merged(self._model.get_input_embeddings()(ids), *features)
+        parts = [token_ids[None], new_columns(starts, counts)[None]]
+        if positions is not None:
+            parts.append(positions)
+        uploaded = upload(np.concatenate(parts), self.device)
+        ids, columns = uploaded[:2]  # [B, T] each
+        rotary = columns if positions is None else uploaded[2:].squeeze(0)
+        inputs: dict[str, Any] = {}
+        if placed is not None:
+            inputs = placed.inputs(self._model.get_input_embeddings()(ids))
         masks = None
         if not is_causal:
-            masks = self._masks.of_columns(positions, visible)
+            masks = self._masks.of_columns(columns, visible)
         if self._fused is None:
-            columns = upload(last, self.device) if width > 1 else None
-            inputs = ids if embeddings is None else embeddings
-            return self._run_modules(cache, inputs, positions, masks, columns)
+            end = upload(last, self.device) if width > 1 else None
+            inputs = inputs or {"input_ids": ids}
+            return self._run_modules(cache, inputs, rotary, masks, end)
         row_adapters = None if adapters is None else upload(adapters, self.device)
         if width == 1:
             return self._fused(
-                cache, ids, positions, None, masks, masks, row_adapters, embeddings
+                cache, ids, rotary, None, masks, masks, row_adapters, inputs
             )
         ends = upload(np.stack((last, starts + last)), self.device)  # [2, B]
         last_masks = self._masks.of_columns(ends[1, :, None], visible)
         return self._fused(
-            cache, ids, positions, ends[0], masks, last_masks, row_adapters, embeddings
+            cache, ids, rotary, ends[0], masks, last_masks, row_adapters, inputs
         )
 
     def _run_modules(
         self,
         cache: SlotCache,
-        inputs: Tensor,
+        inputs: dict[str, Any],
         positions: Tensor,
         masks: Masks,
         last: Tensor | None,
     ) -> Tensor:
         """Run transformers' own modules; ``last`` as in the fused forward. [B, V]
 
-        ``inputs`` are ids [B, T], or embeddings [B, T, hidden].
+        ``inputs`` are ``input_ids`` [B, T], or those of :class:`PlacedFeatures`.
         """
         head_input: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if last is not None:
             head_input = _last_token_only(self._model, last)
         with head_input:
             logits = self._model(
-                **{"input_ids" if inputs.ndim == 2 else "inputs_embeds": inputs},
+                **inputs,
                 attention_mask=masks,
                 position_ids=positions,
                 past_key_values=cache,
@@ -335,7 +340,7 @@ class ModelRunner:
                 new = at[:, visible - half : visible]
                 cached = self._run_modules(
                     cache,
-                    inputs[:, visible - half : visible],
+                    {"input_ids": inputs[:, visible - half : visible]},
                     new,
                     self._masks.of_keys(new, at[0, :visible]),
                     torch.tensor([half - 1], device=self.device),
@@ -377,11 +382,16 @@ class ModelRunner:
         adapters = np.array([number, number]) if self._others else None
         cache = SlotCache(2, 2 * _PROBE_TOKENS, self.device)
         starts, logits = np.zeros(2, np.int64), []
+        has_axes = has_three_axes(self._model.model)
         with self.serving():
             for counts in np.array([[3, 5], [4, 2], [1, 1]]):
                 ids = np.arange(2 * counts.max()).reshape(2, -1) + starts[:, None]
                 ids %= self._config.vocab_size
-                logits.append(self.forward(cache, 0, ids, starts, counts, adapters))
+                # Unequal axes, so that the order of their dimensions is compared, too.
+                at = new_columns(starts, counts) // _AXES if has_axes else None
+                logits.append(
+                    self.forward(cache, 0, ids, starts, counts, adapters, positions=at)
+                )
                 starts = starts + counts
         return torch.cat(logits)
 

@@ -8,6 +8,7 @@ reads a view of the batch's rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,19 @@ def round_up(value: int, block: int) -> int:
 def row_length(max_length: int) -> int:
     """Return the maximum columns of a row of at most ``max_length`` tokens."""
     return round_up(max_length, _VIEW_BLOCK)
+
+
+def new_columns(starts: np.ndarray, counts: np.ndarray | Sequence[int]) -> np.ndarray:
+    """Return the columns of new tokens. int64 [B, T]
+
+    Padding repeats the last one: larger ones might exceed a table of positions.
+
+    Args:
+        starts: Tokens that each row has already. int64 [B]
+        counts: New tokens of each row, >= 1; the largest is T. [B]
+    """
+    last = np.asarray(counts)[:, None] - 1
+    return starts[:, None] + np.minimum(np.arange(last.max() + 1), last)
 
 
 class SlotCache:

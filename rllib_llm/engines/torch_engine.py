@@ -28,11 +28,12 @@ from rllib_llm.engines.model_runner import ModelRunner
 from rllib_llm.engines.prefix_sharing import share_prefixes
 from rllib_llm.engines.requests import Request, Session, check_submit, common_prefix
 from rllib_llm.engines.scheduling import PREFILL_CHUNK, is_prefill_due, split_group
-from rllib_llm.engines.slot_cache import row_length
+from rllib_llm.engines.slot_cache import new_columns, row_length
 from rllib_llm.engines.slot_table import SlotTable
 from rllib_llm.errors import ConfigError, ModelError
-from rllib_llm.pictures.features import EngineFeatures, text_view
+from rllib_llm.pictures.features import EngineFeatures
 from rllib_llm.pictures.placement import PlacedPicture, keys, moved
+from rllib_llm.pictures.text_part import TextPart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -115,10 +116,8 @@ class TorchEngine(GenerationEngine):
         self._pictures: EngineFeatures | None = None
         text_model = model
         if pictures is not None:
-            self._pictures, text_model = (
-                EngineFeatures(model, pictures),
-                text_view(model),
-            )
+            self._pictures = EngineFeatures(model, pictures)
+            text_model = TextPart(model)
         self._runner = ModelRunner(text_model, device, forward, others)
         self._num_models = 1 + len(others)
         self._tokenizer = tokenizer
@@ -374,6 +373,9 @@ class TorchEngine(GenerationEngine):
         batch = self._running
         token_ids, starts = batch.feed_last()
         self._stats["forwards"] += 1
+        positions = None
+        if batch.behind is not None:
+            positions = (starts - batch.behind)[None, :, None]
         logits = self._runner.forward(
             self._table.cache,
             0,
@@ -381,6 +383,7 @@ class TorchEngine(GenerationEngine):
             starts,
             np.ones_like(starts),
             batch.adapters,
+            positions=positions,
         )
         return self._sample(batch, logits, [])
 
@@ -396,11 +399,11 @@ class TorchEngine(GenerationEngine):
             token_ids[row, :count] = session.history[session.cached : stop]
             session.cached = stop
         self._stats["forwards"] += 1
-        placed = None
+        placed = positions = None
         if self._pictures is not None:
-            placed = self._pictures.place(
-                [s.pictures for s in sessions], starts, counts
-            )
+            pictures = [s.pictures for s in sessions]
+            placed = self._pictures.place(pictures, starts, counts)
+            positions = self._pictures.positions(pictures, new_columns(starts, counts))
             token_ids[token_ids < 0] = self._pictures.token_id
         adapters = None
         if self._num_models > 1:
@@ -413,6 +416,7 @@ class TorchEngine(GenerationEngine):
             np.array(counts),
             adapters,
             placed,
+            positions,
         )
 
     def _sample(
@@ -440,7 +444,8 @@ class TorchEngine(GenerationEngine):
         self._running = self._batch(requests)
 
     def _batch(self, requests: list[Request]) -> DecodeBatch:
-        return DecodeBatch(requests, self._runner.device, self._num_models > 1)
+        skipped = self._pictures.skipped if self._pictures is not None else 0
+        return DecodeBatch(requests, self._runner.device, self._num_models > 1, skipped)
 
     def _count_prefill(self, request: Request) -> None:
         session = request.session

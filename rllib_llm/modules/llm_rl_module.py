@@ -35,7 +35,7 @@ from rllib_llm.modules.lora import (
     lora_settings,
     share_base,
 )
-from rllib_llm.modules.picture_inputs import row_embeddings
+from rllib_llm.modules.picture_inputs import row_inputs
 from rllib_llm.modules.reference import check_present, frozen_reference
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
@@ -339,8 +339,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         """
         if self._pictures is None:
             return self._hidden(lm.base_model, batch)
-        embeddings = row_embeddings(lm, batch, self._pictures)
-        return self._hidden(text_trunk(lm), batch, embeddings)
+        inputs = row_inputs(lm, batch, self._pictures)
+        return self._hidden(text_trunk(lm), batch, inputs)
 
     def _head_scores(
         self,
@@ -385,13 +385,11 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
 
     @staticmethod
     def _hidden(
-        trunk: nn.Module, batch: Batch, embeddings: torch.Tensor | None = None
+        trunk: nn.Module, batch: Batch, inputs: dict[str, Any] | None = None
     ) -> torch.Tensor:
         # Rows are padded on the right, and causal attention does not reach the padding:
         # without a mask the results are the same and faster kernels are used.
-        if embeddings is not None:
-            inputs = {"inputs_embeds": embeddings}
-        else:
+        if inputs is None:
             inputs = LLMRLModule._inputs(trunk, batch)
         return trunk(use_cache=False, **inputs).last_hidden_state
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import operator
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rllib_llm.pictures.families import FAMILIES, FrozenPart
+from rllib_llm.pictures.placed_features import PlacedFeatures
 from rllib_llm.pictures.placement import PlacedPicture
+from rllib_llm.pictures.positions import positions_3d
 from rllib_llm.pictures.spec import ImageSpec, reads_pictures
-from rllib_llm.upload import upload
 
 
 def has_vision(lm: nn.Module) -> bool:
@@ -44,8 +45,17 @@ def adapted_part(lm: nn.Module) -> nn.Module:
 def part_parameters(lm: nn.Module, part: FrozenPart) -> Iterator[nn.Parameter]:
     """Yield the parameters of a part of a vision-language model."""
     family = FAMILIES[lm.config.model_type]
-    for name in (family.tower,) if part == "vision" else family.projector:
-        value = getattr(lm.base_model, name)
+    projector = list(_parameters(lm, family.projector))
+    if part == "projector":
+        yield from projector
+        return
+    among = {id(p) for p in projector}  # some towers contain it
+    yield from (p for p in _parameters(lm, (family.tower,)) if id(p) not in among)
+
+
+def _parameters(lm: nn.Module, names: Iterable[str]) -> Iterator[nn.Parameter]:
+    for name in names:
+        value = operator.attrgetter(name)(lm.base_model)
         yield from value.parameters() if isinstance(value, nn.Module) else [value]
 
 
@@ -66,24 +76,6 @@ def vision_parameters(lm: nn.Module) -> list[nn.Parameter]:
     if not has_vision(lm):
         return []
     return [*part_parameters(lm, "vision"), *part_parameters(lm, "projector")]
-
-
-def text_view(lm: nn.Module) -> nn.Module:
-    """Return the text part of a vision-language model as a causal language model.
-
-    It has the same modules, so that a change of the weights changes both; engines run
-    it as they run any model of its architecture.
-    """
-    from transformers import AutoModelForCausalLM
-
-    trunk: Any = text_trunk(lm)
-    config = copy.copy(trunk.config)
-    with torch.device("meta"):
-        view = AutoModelForCausalLM.from_config(config)
-    setattr(view, view.base_model_prefix, trunk)
-    view.set_output_embeddings(lm.get_output_embeddings())
-    view.config = trunk.config
-    return view.eval()
 
 
 def fit(picture: np.ndarray, size: int) -> np.ndarray:
@@ -128,7 +120,8 @@ class PictureReader:
             pixels: uint8 [P, size, size, 3].
 
         Returns:
-            One vector per placeholder. [P, count, hidden]
+            One vector per placeholder, then those of deeper layers if the family has
+            any. [P, count, (1 + layers) * hidden]
         """
         (lm,) = self._lm
         weight = next(part_parameters(lm, "vision"))
@@ -161,7 +154,7 @@ class FeatureCache:
 
     @torch.no_grad()
     def of(self, pictures: Iterable[PlacedPicture]) -> dict[str, Tensor]:
-        """Return the features of pictures by digest. Each [count, hidden]"""
+        """Return the features of pictures by digest, each as of a PictureReader."""
         wanted = {p.ref.digest: p.pixels for p in pictures}
         new = {d: pixels for d, pixels in wanted.items() if d not in self._features}
         if new:
@@ -180,12 +173,42 @@ class FeatureCache:
 
 
 class EngineFeatures(FeatureCache):
-    """Inputs of an engine's forward passes over new tokens with pictures."""
+    """Inputs of an engine's forward passes over new tokens with pictures.
+
+    Args:
+        lm: The vision-language model.
+        spec: Its picture inputs.
+
+    Attributes:
+        token_id: Id of placeholders.
+        skipped: Tokens of a picture minus the positions that it takes.
+    """
 
     def __init__(self, lm: nn.Module, spec: ImageSpec) -> None:
         super().__init__(PictureReader(lm, spec))
-        self._lm = lm
+        self._lm, self._side = lm, spec.side
         self.token_id = spec.token_id
+        self.skipped = 0 if spec.side is None else spec.count - spec.side
+
+    def positions(
+        self, pictures: Sequence[Sequence[PlacedPicture]], columns: np.ndarray
+    ) -> np.ndarray | None:
+        """Return time, row and column of tokens; None if columns are their positions.
+
+        Args:
+            pictures: The pictures of each row, with their places in its history. [B]
+            columns: Indices of the tokens in the history. int64 [B, T]
+
+        Returns:
+            int64 [3, B, T]
+        """
+        most = max(map(len, pictures), default=0)
+        if self._side is None or not most:
+            return None
+        starts = np.full((len(pictures), most), -1, np.int64)
+        for row, of_row in enumerate(pictures):
+            starts[row, : len(of_row)] = [p.ref.start for p in of_row]
+        return positions_3d(columns, starts, self._side)
 
     def weights_changed(self) -> None:
         """Drop the features if training changes them."""
@@ -197,17 +220,13 @@ class EngineFeatures(FeatureCache):
         pictures: Sequence[Sequence[PlacedPicture]],
         starts: np.ndarray,
         counts: Sequence[int],
-    ) -> tuple[np.ndarray, np.ndarray, Tensor] | None:
-        """Return the features of the placeholders among new tokens.
+    ) -> PlacedFeatures | None:
+        """Return the features of the placeholders among new tokens, if there are any.
 
         Args:
             pictures: The pictures of each row, with their places in its history. [B]
             starts: Tokens that each row has in the cache already. [B]
             counts: New tokens of each row. [B]
-
-        Returns:
-            Row and column of each placeholder [N], and its features [N, hidden]; None
-            if there is no placeholder.
         """
         rows: list[int] = []
         cols: list[int] = []
@@ -227,19 +246,4 @@ class EngineFeatures(FeatureCache):
             return None
         features = self.of(picture for picture, _, _ in runs)
         parts = [features[p.ref.digest][a:b] for p, a, b in runs]
-        return np.array(rows), np.array(cols), torch.cat(parts)
-
-
-def merged(
-    embeddings: Tensor, rows: np.ndarray, cols: np.ndarray, features: Tensor
-) -> Tensor:
-    """Return embeddings with features at the placeholders. [B, T, hidden]
-
-    Args:
-        embeddings: Embeddings of the token ids. [B, T, hidden]
-        rows: Row of each placeholder. [N]
-        cols: Column of each placeholder. [N]
-        features: [N, hidden]
-    """
-    where = upload(np.stack((rows, cols)), embeddings.device)
-    return embeddings.index_put((where[0], where[1]), features.to(embeddings.dtype))
+        return PlacedFeatures(np.array(rows), np.array(cols), torch.cat(parts))

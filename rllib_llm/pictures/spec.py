@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 from rllib_llm.errors import ModelError
-from rllib_llm.pictures.families import FAMILIES, Colour, square
+from rllib_llm.pictures.families import FAMILIES, Colour, picture_size, square
 
 _POSITIONS_3D = (
-    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
-    *("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "glm4v", "glm4v_moe"),
+    *("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen2_5_omni_thinker"),
+    *("qwen3_omni_moe_thinker", "glm4v", "glm4v_moe"),
 )
 _BOTH_WAYS = ("gemma3", "gemma3n", "paligemma")
 _ADVICE = (
@@ -28,8 +29,7 @@ _PROCESSOR_FILES = (_PREPROCESSOR, "processor_config.json", "chat_template.jinja
 class ImageSpec:
     """Picture inputs of a model.
 
-    A picture is scaled to a square of ``size`` pixels, as the family's processor scales
-    its global picture; it is never split into tiles.
+    A picture is scaled to a square of ``size`` pixels; it is never split into tiles.
 
     Attributes:
         family: Model type of transformers.
@@ -42,6 +42,8 @@ class ImageSpec:
         patch: Height and width of its patches, in pixels.
         mean: Mean of each colour, of values in [0, 1].
         std: Standard deviation of each colour.
+        side: Placeholders in each direction, if their positions have three dimensions
+            (:mod:`rllib_llm.pictures.positions`); None: they have one.
     """
 
     family: str
@@ -54,6 +56,7 @@ class ImageSpec:
     patch: int
     mean: Colour
     std: Colour
+    side: int | None = None
 
     @property
     def patches(self) -> int:
@@ -76,7 +79,11 @@ def refused_family(family: str) -> str | None:
     if family in FAMILIES:
         return None
     if family in _POSITIONS_3D:
-        rule = "it has positions of three dimensions (mrope); those here have one"
+        rule = (
+            "it has positions of three dimensions (mrope); of these, only those of "
+            f"{', '.join(n for n, f in FAMILIES.items() if f.positions_3d)} are "
+            "implemented"
+        )
     elif family in _BOTH_WAYS:
         rule = (
             "its picture tokens attend in both directions; attention here is causal "
@@ -111,39 +118,46 @@ def image_spec(model: str) -> ImageSpec | None:
         return None
     path = Path(model).expanduser()
     tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else model)
-    vocabulary = tokenizer.get_vocab()
-    token_id = config.image_token_id
-    token = tokenizer.convert_ids_to_tokens(token_id)
+    token = tokenizer.convert_ids_to_tokens(config.image_token_id)
     if token is None:
         raise ModelError(
-            f"{model!r} has image_token_id={token_id}, which its tokenizer lacks. Use "
-            "the tokenizer of the checkpoint."
+            f"{model!r} has image_token_id={config.image_token_id}, which its "
+            "tokenizer lacks. Use the tokenizer of the checkpoint."
         )
-    run = FAMILIES[config.model_type].run(config, vocabulary)
-    mean, std = _colours(model, config.model_type)
+    family, processor = FAMILIES[config.model_type], _processor(model)
+    mean, std = _colours(model, config.model_type, processor)
+    size = picture_size(config, processor)
+    run = family.run(config, tokenizer.get_vocab(), size)
     return ImageSpec(
         family=config.model_type,
         token=token,
-        token_id=token_id,
+        token_id=config.image_token_id,
         count=run.count,
         before=run.before,
         after=run.after,
-        size=square(config.vision_config.image_size, "image_size"),
+        size=size,
         patch=square(config.vision_config.patch_size, "patch_size"),
         mean=mean,
         std=std,
+        side=math.isqrt(run.count) if family.positions_3d else None,
     )
 
 
-def _colours(model: str, family: str) -> tuple[Colour, Colour]:
-    """Return the processor's mean and standard deviation of colours."""
+def _processor(model: str) -> dict[str, Any]:
+    """Return the settings of a model's image processor; empty if it has none."""
     from transformers import ImageProcessingMixin
 
     try:
         path = str(Path(model).expanduser())
+        given: dict[str, Any]
         given, _ = ImageProcessingMixin.get_image_processor_dict(path)
     except OSError:
-        given = {}
+        return {}
+    return given
+
+
+def _colours(model: str, family: str, given: dict[str, Any]) -> tuple[Colour, Colour]:
+    """Return the processor's mean and standard deviation of colours."""
     if given.get("do_normalize") is False:
         return (0.0,) * 3, (1.0,) * 3
     mean, std = given.get("image_mean"), given.get("image_std")

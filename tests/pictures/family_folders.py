@@ -158,6 +158,81 @@ def write_internvl(folder) -> str:
     return _write(folder, config, tokenizer, model, processor)
 
 
+def _qwen(folder, name, text, vision, colours, rope=None, **areas) -> str:
+    special = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+    tokenizer = build_tokenizer(TEXTS, 360, special)
+    ids = dict(zip(special, tokenizer.convert_tokens_to_ids(special), strict=True))
+    kind = getattr(tf, f"{name}Config")
+    turns = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    config = kind(
+        text_config={
+            **_text(tokenizer, f"{kind.model_type}_text"),
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "rope_parameters": {**turns, **(rope or {})},
+            **text,
+        },
+        vision_config={
+            "depth": 2,
+            "num_heads": 4,
+            "patch_size": 4,
+            "hidden_size": 32,
+            "initializer_range": 0.2,
+            **vision,
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 4,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": colours[0],
+        "image_std": colours[1],
+        **areas,
+    }
+    model = getattr(tf, f"{name}ForConditionalGeneration")
+    return _write(folder, config, tokenizer, model, processor)
+
+
+def write_qwen2_vl(folder) -> str:
+    """Write a tiny Qwen2-VL, whose projector merges squares of four patches."""
+    vision = {"embed_dim": 32, "mlp_ratio": 2}
+    colours = (_CLIP_MEAN, _CLIP_STD)
+    areas = {"min_pixels": 64, "max_pixels": 600}
+    return _qwen(folder, "Qwen2VL", {}, vision, colours, **areas)
+
+
+def write_qwen2_5_vl(folder) -> str:
+    """Write a tiny Qwen2.5-VL, whose tower attends in windows of 16 pixels."""
+    vision = {
+        "out_hidden_size": 32,
+        "intermediate_size": 64,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+    }
+    colours = (_CLIP_MEAN, _CLIP_STD)
+    areas = {"min_pixels": 64, "max_pixels": 600}
+    return _qwen(folder, "Qwen2_5_VL", {}, vision, colours, **areas)
+
+
+def write_qwen3_vl(folder, layers=3) -> str:
+    """Write a tiny Qwen3-VL: two layers of its tower feed its first layers of text."""
+    text = {"head_dim": 8, "num_hidden_layers": layers}
+    vision = {
+        "out_hidden_size": 32,
+        "intermediate_size": 64,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 1],
+    }
+    areas = {"size": {"shortest_edge": 64, "longest_edge": 600}}
+    rope, colours = {"mrope_interleaved": True}, ([0.5] * 3, [0.5] * 3)
+    return _qwen(folder, "Qwen3VL", text, vision, colours, rope, **areas)
+
+
 WRITERS = {
     "smolvlm": write_vlm,
     "idefics3": write_idefics3,
@@ -165,8 +240,13 @@ WRITERS = {
     "llava_siglip": write_llava_siglip,
     "llava_onevision": write_llava_onevision,
     "internvl": write_internvl,
+    "qwen2_vl": write_qwen2_vl,
+    "qwen2_5_vl": write_qwen2_5_vl,
+    "qwen3_vl": write_qwen3_vl,
 }
 """Writers of folders by name."""
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Names of those with positions of three dimensions."""
 COUNTS = {
     "smolvlm": 4,
     "idefics3": 4,
@@ -174,5 +254,8 @@ COUNTS = {
     "llava_siglip": 36,
     "llava_onevision": 37,
     "internvl": 9,
+    "qwen2_vl": 9,
+    "qwen2_5_vl": 9,
+    "qwen3_vl": 9,
 }
 """Placeholders of one picture."""

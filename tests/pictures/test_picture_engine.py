@@ -5,15 +5,39 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from picture_helpers import make_vlm_engine, picture, sample_conversation
+from family_folders import WRITERS
+from picture_helpers import (
+    make_renderer,
+    make_vlm_engine,
+    make_vlm_module,
+    picture,
+    sample_conversation,
+)
 
 from rllib_llm.engines import SamplingParams, TorchEngine, generate
 from rllib_llm.errors import ConfigError
 from rllib_llm.pictures.contract import digest
-from rllib_llm.pictures.features import text_view
+from rllib_llm.pictures.features import part_parameters
 from rllib_llm.pictures.placement import PictureRef, PlacedPicture, keys
+from rllib_llm.pictures.text_part import TextPart
 
+FAMILIES = ("smolvlm", "qwen2_vl", "qwen3_vl")
 TEXT = "Look at this picture for a while: <image> What colour is it? red green blue"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def vlm(request, tmp_path_factory):
+    return WRITERS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def module(vlm):
+    return make_vlm_module(vlm)
+
+
+@pytest.fixture(scope="module")
+def renderer(vlm):
+    return make_renderer(vlm)
 
 
 def submitted(engine, renderer, image, session, tokens=4):
@@ -85,7 +109,7 @@ def test_features_are_computed_once_per_picture(module, vlm, renderer):
     assert engine._pictures.computed == 2
     # New weights of the tower make them stale, and the histories need them again.
     with torch.no_grad():
-        for parameter in module.lm.model.vision_model.parameters():
+        for parameter in part_parameters(module.lm, "vision"):
             parameter.add_(0.01)
     engine.set_weights_version(1)
     params = SamplingParams(max_new_tokens=1, seed=1)
@@ -105,8 +129,8 @@ def test_weights_are_copied_by_the_names_of_the_whole_model(module, vlm, rendere
     named = {n: p + 0.01 for n, p in module.lm.named_parameters()}
     engine.update_weights(named.items(), 3)
     assert engine.weights_version == 3
-    name = "model.vision_model.embeddings.patch_embedding.weight"
-    torch.testing.assert_close(dict(module.lm.named_parameters())[name], named[name])
+    for name, parameter in module.lm.named_parameters():
+        torch.testing.assert_close(parameter, named[name])
 
 
 def test_long_prompts_are_prefilled_in_chunks(module, vlm, renderer, monkeypatch):
@@ -122,7 +146,7 @@ def test_text_alone_is_sampled_as_by_the_text_part(module, vlm):
     params = [SamplingParams(max_new_tokens=6, seed=n) for n in range(3)]
     prompts = [[5, 6, 7], [9, 30], [40]]
     engine = make_vlm_engine(module, vlm)
-    plain = TorchEngine(text_view(module.lm), max_slots=4, max_context_tokens=64)
+    plain = TorchEngine(TextPart(module.lm), max_slots=4, max_context_tokens=64)
     pairs = zip(
         generate(engine, prompts, params), generate(plain, prompts, params), strict=True
     )
@@ -131,7 +155,7 @@ def test_text_alone_is_sampled_as_by_the_text_part(module, vlm):
 
 
 def test_an_engine_of_text_refuses_pictures(module, vlm, renderer):
-    engine = TorchEngine(text_view(module.lm), max_slots=2, max_context_tokens=128)
+    engine = TorchEngine(TextPart(module.lm), max_slots=2, max_context_tokens=128)
     with pytest.raises(ConfigError, match="reads text alone"):
         submitted(engine, renderer, picture(1), "s")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 import transformers as tf
-from family_folders import COUNTS, WRITERS
+from family_folders import COUNTS, QWEN, WRITERS
 from picture_helpers import (
     make_renderer,
     make_vlm_engine,
@@ -23,7 +25,12 @@ from rllib_llm.data import columns
 from rllib_llm.errors import ModelError
 from rllib_llm.modules.architectures import check_folder, read_config
 from rllib_llm.pictures.contract import digest
-from rllib_llm.pictures.features import PictureReader, is_vision_trained
+from rllib_llm.pictures.families import flat_patches
+from rllib_llm.pictures.features import (
+    PictureReader,
+    is_vision_trained,
+    part_parameters,
+)
 from rllib_llm.pictures.spec import image_spec, refused_family
 
 TWO = [("<image> What?", [picture(1, 24, 24)]), ("And <image>?", [picture(2, 60, 20)])]
@@ -80,6 +87,7 @@ def test_the_text_part_with_features_equals_transformers_own_forward(model, fold
     module, renderer, engine = model
     batch = row_batch([sample_conversation(engine, renderer, TWO)], folder)
     spec = renderer.pictures
+    ids = batch[columns.INPUT_IDS]
     pixels = torch.as_tensor(batch[columns.PICTURES].pixels)
     values = (pixels / 255 - torch.tensor(spec.mean)) / torch.tensor(spec.std)
     values = values.float().permute(0, 3, 1, 2)
@@ -89,20 +97,28 @@ def test_the_text_part_with_features_equals_transformers_own_forward(model, fold
     if spec.family == "llava_onevision":
         shown["image_sizes"] = torch.tensor([[spec.size, spec.size]] * 2)
         shown["batch_num_images"] = torch.tensor([2])
-    ids = batch[columns.INPUT_IDS]
+    if spec.family in QWEN:
+        processor = tf.AutoImageProcessor.from_pretrained(folder)
+        shown = dict(processor(images=list(pixels.numpy()), return_tensors="pt"))
+        shown["mm_token_type_ids"] = (ids == spec.token_id).int()
     logits = module.lm(input_ids=ids, **shown).logits[..., : module.vocabulary]
     logp = logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
     mask = batch[Columns.LOSS_MASK][:, 1:]
     assert (logp - row_scores(module, batch)[:, 1:])[mask].abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["llava", "llava_onevision", "internvl"])
+@pytest.mark.parametrize("name", ["llava", "llava_onevision", "internvl", *QWEN])
 def test_pixels_are_normalised_as_by_the_processor(name, tmp_path):
     folder = WRITERS[name](tmp_path)
     spec, image = image_spec(folder), picture(1, 24, 24)
     processor = tf.AutoImageProcessor.from_pretrained(folder)
     expected = processor(images=[image], return_tensors="pt")["pixel_values"]
     ours = (image / 255 - np.array(spec.mean)) / np.array(spec.std)
+    if name in QWEN:
+        values = torch.as_tensor(ours).permute(2, 0, 1)[None]
+        vision = tf.AutoConfig.from_pretrained(folder).vision_config
+        torch.testing.assert_close(flat_patches(values, vision).float(), expected)
+        return
     expected = expected.reshape(-1, 3, 24, 24)[0].permute(1, 2, 0).numpy()
     np.testing.assert_allclose(ours, expected, atol=1e-5)
 
@@ -120,11 +136,10 @@ def test_gradients_reach_the_parts_that_are_trained(folder, parts):
         row_scores(module, batch).sum().backward()
         gradients.append({n: p.grad for n, p in module.named_parameters()})
     moved = {n for n, g in gradients[0].items() if g is not None and g.abs().max() > 0}
-    tower = any("vision" in n for n in moved)
-    names = ("connector", "multi_modal_projector", "image_newline")
-    projector = {name for name in names if any(name in n for n in moved)}
-    assert tower == ("vision" not in parts)
-    assert bool(projector) == ("projector" not in parts)
+    names = {p: n for n, p in module.named_parameters()}
+    for part in ("vision", "projector"):
+        of_part = {names[p] for p in part_parameters(module.lm, part)}
+        assert bool(of_part & moved) == (part not in parts)
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient)
 
@@ -156,8 +171,10 @@ def test_the_run_has_the_control_tokens_of_its_family(model, family):
         "smolvlm": "<fake_token_around_image>{}<fake_token_around_image>",
         "idefics3": "<fake_token_around_image><global-img>{}<fake_token_around_image>",
         "internvl": "<img>{}</img>",
+        **dict.fromkeys(QWEN, "<|vision_start|>{}<|vision_end|>"),
     }.get(family, "{}")
-    token = "<IMG_CONTEXT>" if family == "internvl" else "<image>"
+    tokens = {"internvl": "<IMG_CONTEXT>", **dict.fromkeys(QWEN, "<|image_pad|>")}
+    token = tokens.get(family, "<image>")
     assert f"Look: {run.format(token * COUNTS[family])}<" in shown
 
 
@@ -179,8 +196,8 @@ def test_a_module_checkpoint_restores_to_the_bit(tmp_path, model, folder):
 @pytest.mark.parametrize(
     ("config", "rule"),
     [
-        (tf.Qwen2VLConfig(), "'qwen2_vl'.*three dimensions"),
-        (tf.Qwen2_5_VLConfig(), "'qwen2_5_vl'.*three dimensions"),
+        (tf.Qwen3VLMoeConfig(), "'qwen3_vl_moe'.*only those of qwen2_vl, "),
+        (tf.Glm4vConfig(), "'glm4v'.*three dimensions"),
         (tf.LlavaNextConfig(), "'llava_next'.*not implemented"),
     ],
 )
@@ -230,6 +247,16 @@ def set_tower(config):
             "must be a number and 'default'",
         ),
         ("llava", lambda c: setattr(c, "image_token_index", 9999), "tokenizer lacks"),
+        (
+            "qwen2_vl",
+            lambda c: setattr(c, "vision_end_token_id", 9999),
+            "vision_end_token_id=9999.*tokenizer lacks",
+        ),
+        (
+            "qwen3_vl",
+            lambda c: setattr(c.vision_config, "patch_size", [4, 8]),
+            "must be squares",
+        ),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(tmp_path, name, change, rule):
@@ -237,11 +264,43 @@ def test_configs_that_do_not_fit_are_refused(tmp_path, name, change, rule):
         image_spec(changed(tmp_path, name, change))
 
 
-def test_families_with_several_towers_need_a_processor(tmp_path):
-    folder = WRITERS["llava"](tmp_path / "model")
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+def test_families_with_several_towers_need_a_processor(tmp_path, name):
+    folder = WRITERS[name](tmp_path / "model")
     (tmp_path / "model" / "preprocessor_config.json").unlink()
-    with pytest.raises(ModelError, match="preprocessor_config.json.*'llava'"):
+    with pytest.raises(ModelError, match=f"preprocessor_config.json.*'{name}'"):
         image_spec(folder)
+
+
+@pytest.mark.parametrize(
+    ("areas", "size"),
+    [
+        ({"min_pixels": 64, "max_pixels": 12_845_056}, 448),
+        ({"size": {"shortest_edge": 64, "longest_edge": 12_845_056}}, 448),
+        # An edge of the processor's own, which it reads before that of the size.
+        ({"max_pixels": 400, "size": {"shortest_edge": 64, "longest_edge": 9999}}, 16),
+        ({"min_pixels": 500_000, "max_pixels": 12_845_056}, 712),
+        ({"min_pixels": 64, "max_pixels": 64}, 8),
+        ({"min_pixels": 65, "max_pixels": 255}, "no square of a multiple of 8"),
+        ({"min_pixels": 64}, "lacks min_pixels and max_pixels"),
+    ],
+)
+def test_the_square_is_within_the_limits_of_the_processor(tmp_path, areas, size):
+    folder = WRITERS["qwen2_vl"](tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    given = json.loads(file.read_text())
+    kept = {n: v for n, v in given.items() if n not in ("min_pixels", "max_pixels")}
+    file.write_text(json.dumps(kept | areas))
+    if isinstance(size, str):
+        with pytest.raises(ModelError, match=size):
+            image_spec(folder)
+        return
+    spec = image_spec(folder)
+    assert (spec.size, spec.count, spec.side) == (size, (size // 8) ** 2, size // 8)
+    # The processor keeps such a picture as it is, too.
+    processor = tf.AutoImageProcessor.from_pretrained(folder)
+    shown = processor(images=[picture(1, size, size)], return_tensors="pt")
+    assert shown["image_grid_thw"].tolist() == [[1, size // 4, size // 4]]
 
 
 def test_a_processor_inside_of_processor_config_is_read(tmp_path):

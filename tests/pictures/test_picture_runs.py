@@ -10,7 +10,7 @@ import torch
 from family_folders import WRITERS
 from picture_runs import MISMATCH, config_of, learned, weights_of
 
-from rllib_llm import GRPO, SFTConfig
+from rllib_llm import GRPO, LLMPPO, GRPOConfig, LLMPPOConfig, SFTConfig
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.env_runner.recorder import SingleAgentRecorder
 from rllib_llm.errors import EnvContractError
@@ -34,7 +34,7 @@ def test_sampler_and_learner_agree_and_the_tower_learns():
         assert any(not torch.equal(before[n], after[n]) for n in names)
 
 
-@pytest.mark.parametrize("name", ["llava", "internvl"])
+@pytest.mark.parametrize("name", ["llava", "internvl", "qwen2_vl", "qwen3_vl"])
 def test_folders_of_other_families_train(tmp_path, name):
     model = {"model": WRITERS[name](tmp_path), "freeze": []}
     algo = config_of(model=model).build_algo()
@@ -43,7 +43,10 @@ def test_folders_of_other_families_train(tmp_path, name):
     after = weights_of(algo)
     algo.stop()
     assert learned(result)[MISMATCH] < 1e-5
-    for part in ("vision_tower", "multi_modal_projector", "language_model"):
+    parts = ("vision_tower", "multi_modal_projector", "language_model")
+    if name.startswith("qwen"):
+        parts = ("visual.blocks", "visual.merger", "language_model")
+    for part in parts:
         names = [n for n in before if part in n]
         assert any(not torch.equal(before[n], after[n]) for n in names)
 
@@ -82,6 +85,36 @@ def test_episodes_hold_pixels_once_and_digests_in_their_turns():
     token = algo.config.chat_renderer().pictures.token_id
     for start, count in places:
         assert data.ids[start : start + count] == [token] * count
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("qwen2_vl", GRPOConfig), ("qwen3_vl", LLMPPOConfig)]
+)
+def test_three_dimensions_train_on_colours_and_resume_to_the_bit(tmp_path, name, kind):
+    model = {"model": WRITERS[name](tmp_path / "model"), "freeze": []}
+    # All answers are wrong at first: groups of equal rewards are kept, and the entropy
+    # alone gives a gradient.
+    training = {"entropy_coeff": 0.1}
+    if kind is LLMPPOConfig:
+        model["value_model"] = "own"
+    else:
+        training["drop_zero_variance_groups"] = False
+    config = config_of(kind, "colour_grid-v0", model, **training)
+    algo = config.build_algo()
+    results = [learned(algo.train())]
+    before = weights_of(algo)
+    algo.save_to_path(tmp_path / "one")
+    results.append(learned(algo.train()))
+    expected = weights_of(algo)
+    algo.stop()
+    assert all(r[MISMATCH] < 1e-5 for r in results)
+    tower = [n for n in before if "visual" in n]
+    assert any(not torch.equal(before[n], expected[n]) for n in tower)
+    again = (GRPO if kind is GRPOConfig else LLMPPO).from_checkpoint(tmp_path / "one")
+    again.train()
+    resumed = weights_of(again)
+    again.stop()
+    assert all(torch.equal(expected[n], resumed[n]) for n in expected)
 
 
 @pytest.mark.parametrize("history", ["append", "latest"])
