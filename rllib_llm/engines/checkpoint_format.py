@@ -15,7 +15,7 @@ import torch
 
 from rllib_llm import compat
 from rllib_llm.errors import ModelError
-from rllib_llm.modules.architectures import fused_experts
+from rllib_llm.modules.architectures import auto_class, fused_experts
 
 # Conversions do not combine tensors of several layers. Converting layer by layer keeps
 # the copies of one layer in memory at a time.
@@ -31,11 +31,11 @@ class CheckpointFormat:
 
     def __init__(self, model: str) -> None:
         """Build the modules on the meta device; they define the conversion."""
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(os.path.expanduser(model))
         with torch.device("meta"):
-            self._skeleton: Any = AutoModelForCausalLM.from_config(config)
+            self._skeleton: Any = auto_class(config).from_config(config)
 
     @property
     def has_experts(self) -> bool:
