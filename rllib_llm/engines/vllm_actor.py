@@ -207,7 +207,7 @@ class ActorEngine(HistoryEngine):
         sent = self._sent.setdefault(session.session_id, set())
         shown = {p.ref.digest: p.pixels for p in session.pictures}
         new = {name: pixels for name, pixels in shown.items() if name not in sent}
-        sent |= new.keys()
+        sent.update(new)
         return Submit(
             session.session_id,
             request.request_id,

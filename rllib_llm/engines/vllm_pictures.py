@@ -131,7 +131,8 @@ class PicturePrompts:
         size = self._spec.size
         picture = np.arange(3 * size * size).reshape(size, size, 3).astype(np.uint8)
         ref = PictureRef(digest(picture), 0, self._spec.count)
-        rendered = self._rendered(llm, [PlacedPicture(ref, picture)])
+        # vLLM's cache would count on a request with the picture, which does not follow.
+        rendered = self._rendered(llm, [PlacedPicture(ref, picture)], is_cached=False)
         self._check_ids(rendered["prompt_token_ids"], self._run)
         self._check_pixels(rendered["mm_kwargs"].get_data(), picture)
 
@@ -169,7 +170,13 @@ class PicturePrompts:
             "mm_placeholders": {"image": places},
         }
 
-    def _rendered(self, llm: LLMEngine, pictures: Sequence[PlacedPicture]) -> Any:
+    def _rendered(
+        self,
+        llm: LLMEngine,
+        pictures: Sequence[PlacedPicture],
+        *,
+        is_cached: bool = True,
+    ) -> Any:
         """Return vLLM's input of a prompt of pictures alone."""
         from PIL import Image
 
@@ -182,7 +189,7 @@ class PicturePrompts:
             # Keys of vLLM's caches: prefixes are equal if ids and pictures are.
             "multi_modal_uuids": {"image": [p.ref.digest for p in pictures]},
         }
-        (rendered,) = llm.renderer.render_cmpl([prompt])
+        (rendered,) = llm.renderer.render_cmpl([prompt], skip_mm_cache=not is_cached)
         return rendered
 
     def _check_ids(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
