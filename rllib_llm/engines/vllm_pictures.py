@@ -58,7 +58,7 @@ class _Processor:
 _PROCESSORS = {
     "idefics3": _Processor(_idefics3),
     "smolvlm": _Processor(_idefics3, ("num2words", "torchvision")),
-    "llava": _Processor(_llava),
+    "llava": _Processor(_llava, ("torchvision",)),
     "internvl": _Processor(_internvl, ("torchvision",)),
 }
 """By family. LLaVA-OneVision is not among them: vLLM always splits its pictures."""

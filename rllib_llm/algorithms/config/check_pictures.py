@@ -14,7 +14,7 @@ from rllib_llm.pictures.spec import image_spec
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
-_ALGORITHMS = ("GRPO", "LLMPPO", "SFT")
+_ALGORITHMS = ("GRPO", "LLMPPO", "SFT", "MARFT", "SelfPlay")
 
 
 def reads_pictures(config: LLMConfig) -> bool:
@@ -57,7 +57,8 @@ def validate_pictures(config: LLMConfig) -> None:
             f"{', '.join(_ALGORITHMS)}, or a model of text (docs/pictures.md)."
         )
     frozen = config.resolved_freeze()
-    if config.lm_lora and config.uses_reference and len(frozen) < 2:
+    is_own_base = config.lm_lora and config.uses_reference and not config.ref_model
+    if is_own_base and len(frozen) < 2:
         raise ConfigError(
             f"language_model.freeze={frozen} trains a part of {config.lm_model!r} "
             "beside its adapters, but the reference policy (ref_kl_coeff, or a "
@@ -124,7 +125,6 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
     for setting, attribute in (
         ("language_model.compile", "lm_compile"),
         ("training.packing", "packing"),
-        ("training.ref_model", "ref_model"),
         ("learners.sharding", "sharding"),
         ("sample_ahead", "sample_ahead"),
         ("rollouts.save_episodes", "save_episodes"),
