@@ -34,6 +34,8 @@ from rllib_llm.errors import ConfigError, RLlibLLMError
 if TYPE_CHECKING:
     import torch
 
+    from rllib_llm.pictures.placement import PlacedPicture
+
 SessionId = Hashable
 
 _generate_ids = itertools.count()
@@ -293,6 +295,7 @@ def generate(
     params: Sequence[SamplingParams],
     *,
     open_settings: Mapping[str, Any] | None = None,
+    pictures: Sequence[Sequence[PlacedPicture]] | None = None,
 ) -> list[Generation]:
     """Sample one continuation per prompt, each in a new session.
 
@@ -301,6 +304,8 @@ def generate(
         prompts: Token ids of each prompt, of any lengths.
         params: Sampling parameters of each prompt.
         open_settings: Keyword arguments of the engine's ``open``.
+        pictures: Pictures of each prompt, with their places in it; None: no prompt has
+            any.
 
     Returns:
         The results in the order of the prompts.
@@ -327,10 +332,15 @@ def generate(
     results: dict[int, Generation] = {}
     try:
         order = []
-        for session, prompt, param in zip(sessions, prompts, params, strict=True):
+        shown = pictures or [()] * len(prompts)
+        for session, prompt, param, images in zip(
+            sessions, prompts, params, shown, strict=True
+        ):
             engine.open(session, **(open_settings or {}))
             opened.append(session)
-            order.append(engine.submit(session, prompt, param))
+            # Engines of other packages may take no pictures.
+            images_of: dict[str, Any] = {"pictures": images} if images else {}
+            order.append(engine.submit(session, prompt, param, **images_of))
         while engine.num_unfinished:
             results.update((done.request_id, done) for done in engine.step())
         return [results[request_id] for request_id in order]

@@ -15,11 +15,14 @@ import torch
 
 from rllib_llm import compat
 from rllib_llm.errors import ModelError
-from rllib_llm.modules.architectures import fused_experts
+from rllib_llm.modules.architectures import auto_class, fused_experts
 
 # Conversions do not combine tensors of several layers. Converting layer by layer keeps
 # the copies of one layer in memory at a time.
 _LAYER = re.compile(r"(.*?\.\d+)\.")
+# The towers of CLIP and SigLIP lost a level of modules in transformers 5, which the
+# files of LLaVA on the hub and vLLM's modules have.
+_TOWER = re.compile(r"(^|\.)vision_tower\.(?!vision_model\.)")
 
 
 class CheckpointFormat:
@@ -31,11 +34,15 @@ class CheckpointFormat:
 
     def __init__(self, model: str) -> None:
         """Build the modules on the meta device; they define the conversion."""
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(os.path.expanduser(model))
         with torch.device("meta"):
-            self._skeleton: Any = AutoModelForCausalLM.from_config(config)
+            self._skeleton: Any = auto_class(config).from_config(config)
+
+    @property
+    def _has_flat_tower(self) -> bool:
+        return bool(self._skeleton.config.model_type == "llava")
 
     @property
     def has_experts(self) -> bool:
@@ -72,4 +79,7 @@ class CheckpointFormat:
                     "be converted to the format of checkpoint files, which vLLM loads "
                     f"({type(error).__name__}: {error}). Use engine='torch'."
                 ) from error
-            yield from converted.items()
+            for name, tensor in converted.items():
+                if self._has_flat_tower:
+                    name = _TOWER.sub(r"\1vision_tower.vision_model.", name)
+                yield name, tensor

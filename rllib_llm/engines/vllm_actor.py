@@ -18,7 +18,7 @@ import ray
 import torch
 
 from rllib_llm import weights
-from rllib_llm.engines.base import Generation, GenerationEngine
+from rllib_llm.engines.base import Generation, GenerationEngine, SessionId
 from rllib_llm.engines.requests import Request, Session
 from rllib_llm.engines.vllm_host import Abort, Close, Command, EngineHost, Submit
 from rllib_llm.engines.vllm_sessions import HistoryEngine
@@ -27,6 +27,8 @@ from rllib_llm.remote_calls import TimeLimit, result_of
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+
+    from rllib_llm.pictures.spec import ImageSpec
 
 logger = logging.getLogger("rllib_llm")
 
@@ -56,6 +58,7 @@ class ActorEngine(HistoryEngine):
             Environments that reply meanwhile wait at most this long.
         limit: The longest time of a call. An actor that does not answer counts as
             dead, and is started anew.
+        pictures: Picture inputs of the engine in the actor; None: it reads text alone.
         from_learners: Whether the Learners send weights to the actor. Clients then only
             announce versions, and an actor that dies is not replaced, since no client
             has its weights.
@@ -76,10 +79,13 @@ class ActorEngine(HistoryEngine):
         wait_s: float = 0.05,
         limit: TimeLimit = _LIMIT,
         from_learners: bool = False,
+        pictures: ImageSpec | None = None,
     ) -> None:
         """Store the actor's options; the first request starts it."""
         super().__init__(
-            max_context_tokens=max_context_tokens, has_tokenizer=has_tokenizer
+            max_context_tokens=max_context_tokens,
+            has_tokenizer=has_tokenizer,
+            pictures=pictures,
         )
         self._factory = factory
         self._options = {
@@ -97,6 +103,7 @@ class ActorEngine(HistoryEngine):
         self._was_connected = False
         self._failures = 0
         self._outbox: list[Command] = []
+        self._sent: dict[SessionId, set[str]] = {}  # pictures that the actor has
         self._source: list[tuple[str, torch.Tensor]] = []
         self._stats: dict[str, int] = {_RESTARTS: 0}
 
@@ -189,12 +196,29 @@ class ActorEngine(HistoryEngine):
     # The actor -----------------------------------------------------------------------
 
     def _start(self, request: Request) -> None:
-        self._outbox.append(_submit(request))
+        self._outbox.append(self._submission(request))
 
     def _cancel(self, request: Request) -> None:
         self._outbox.append(Abort(request.request_id))
 
+    def _submission(self, request: Request) -> Submit:
+        """Return the command; it has the pixels that the actor lacks."""
+        session = request.session
+        sent = self._sent.setdefault(session.session_id, set())
+        shown = {p.ref.digest: p.pixels for p in session.pictures}
+        new = {name: pixels for name, pixels in shown.items() if name not in sent}
+        sent.update(new)
+        return Submit(
+            session.session_id,
+            request.request_id,
+            np.array(session.history, np.int32),
+            request.params,
+            tuple(p.ref for p in session.pictures),
+            new,
+        )
+
     def _forget(self, session: Session) -> None:
+        self._sent.pop(session.session_id, None)
         self._outbox.append(Close(session.session_id))
 
     def _exchange(self, host: ActorHandle) -> list[tuple[int, Generation]]:
@@ -283,16 +307,8 @@ class ActorEngine(HistoryEngine):
             error,
             len(self._requests),
         )
-        self._outbox = [_submit(request) for request in self._requests.values()]
-
-
-def _submit(request: Request) -> Submit:
-    return Submit(
-        request.session.session_id,
-        request.request_id,
-        np.array(request.session.history, np.int32),
-        request.params,
-    )
+        self._sent.clear()
+        self._outbox = [self._submission(r) for r in self._requests.values()]
 
 
 def _checksum(named_tensors: list[tuple[str, torch.Tensor]]) -> str:

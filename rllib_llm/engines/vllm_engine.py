@@ -19,14 +19,17 @@ from rllib_llm.engines.adapter_files import memory_folder, write_adapter
 from rllib_llm.engines.base import Generation, SamplingParams, SessionError
 from rllib_llm.engines.checkpoint_format import CheckpointFormat
 from rllib_llm.engines.requests import Request
+from rllib_llm.engines.vllm_pictures import PicturePrompts
 from rllib_llm.engines.vllm_process import Live, repack, running, start_vllm
 from rllib_llm.engines.vllm_sessions import HistoryEngine
-from rllib_llm.errors import ModelError
+from rllib_llm.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
+
+    from rllib_llm.pictures.spec import ImageSpec
 
 _COUNTERS = (
     "prefill_tokens",
@@ -56,9 +59,11 @@ class VLLMEngine(HistoryEngine):
         engine_kwargs: Further arguments of vLLM's ``EngineArgs``.
         vocabulary: Number of ids that may be sampled, from 0; None means all.
         transfer_backend: See :class:`TransferEngine`.
+        pictures: Picture inputs of a vision-language model; None: it reads text alone.
+            They need the tokenizer, and vLLM the files of the model's processor.
 
     Raises:
-        ConfigError: If a setting is out of range.
+        ConfigError: If a setting is out of range, or vLLM cannot read the pictures.
         MissingExtraError: If vLLM is not installed.
     """
 
@@ -75,10 +80,13 @@ class VLLMEngine(HistoryEngine):
         engine_kwargs: Mapping[str, Any] | None = None,
         vocabulary: int | None = None,
         transfer_backend: str | None = None,
+        pictures: ImageSpec | None = None,
     ) -> None:
         """Check the settings; the first request starts vLLM."""
         super().__init__(
-            max_context_tokens=max_context_tokens, has_tokenizer=tokenizer is not None
+            max_context_tokens=max_context_tokens,
+            has_tokenizer=tokenizer is not None,
+            pictures=pictures,
         )
         vllm_setup.check_engine_kwargs(
             engine_kwargs or {}, transfers=transfer_backend is not None
@@ -95,7 +103,16 @@ class VLLMEngine(HistoryEngine):
             "sleeps": sleeps,
             "engine_kwargs": dict(engine_kwargs or {}),
             "transfer_backend": transfer_backend,
+            "pictures": pictures,
         }
+        self._prompts: PicturePrompts | None = None
+        if pictures is not None:
+            if tokenizer is None:
+                raise ConfigError(
+                    f"An engine with pictures of {model!r} needs a tokenizer. Pass "
+                    "tokenizer=..."
+                )
+            self._prompts = PicturePrompts(pictures, tokenizer)
         self._source: list[tuple[str, torch.Tensor]] = []
         self._format: CheckpointFormat | None = None
         self._adapter: tuple[Any, Any] | None = None  # vLLM's request, its folder
@@ -184,10 +201,17 @@ class VLLMEngine(HistoryEngine):
         rows = llm.model_config.get_vocab_size()
         llm.add_request(
             str(request.request_id),
-            {"prompt_token_ids": list(request.session.history)},
+            self._prompt(llm, request),
             _vllm_params(request.params, room, range(self._vocabulary or rows, rows)),
             lora_request=self._adapter[0] if self._adapter else None,
         )
+
+    def _prompt(self, llm: LLMEngine, request: Request) -> Any:
+        """Return vLLM's prompt of a request: its history, with its pictures."""
+        session = request.session
+        if self._prompts is None:
+            return {"prompt_token_ids": list(session.history)}
+        return self._prompts(llm, session.history, session.pictures)
 
     def _cancel(self, request: Request) -> None:
         live = self._held()
@@ -212,6 +236,8 @@ class VLLMEngine(HistoryEngine):
             live = start_vllm(self._settings)
             live.holder, live.requests = weakref.ref(self), self._requests
             live.is_loaded = False
+            if self._prompts is not None:
+                self._prompts.probe(live.llm)
         return live
 
     def _make_ready(self, live: Live) -> None:
@@ -259,10 +285,12 @@ class VLLMEngine(HistoryEngine):
         self._drop_cached(live)
         live.is_loaded = True
 
-    @staticmethod
-    def _drop_cached(live: Live) -> None:
-        # Cached prefixes have keys and values of the old weights.
+    def _drop_cached(self, live: Live) -> None:
+        # Cached prefixes have keys and values of the old weights, and cached features
+        # of pictures come from the old tower.
         live.llm.reset_prefix_cache(reset_running_requests=True)
+        if self._prompts is not None:
+            live.llm.reset_encoder_cache()
 
     def _checkpoint_format(self) -> CheckpointFormat:
         if self._format is None:

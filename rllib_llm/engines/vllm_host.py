@@ -16,6 +16,8 @@ import numpy as np
 
 from rllib_llm import weights
 from rllib_llm.engines.base import Generation, GenerationEngine, SamplingParams
+from rllib_llm.pictures.contract import Pictures
+from rllib_llm.pictures.placement import PictureRef, placed
 
 _WEIGHTS_TIMEOUT_S = 600.0  # a client that claimed to send weights may have died
 
@@ -29,12 +31,16 @@ class Submit:
         request: The client's number of the turn.
         history: All tokens of the conversation. int32 [T]
         params: Sampling parameters.
+        images: Places of the conversation's pictures in the history.
+        pixels: Those pictures that this actor has not got for the conversation yet.
     """
 
     session: Any
     request: int
     history: np.ndarray
     params: SamplingParams
+    images: tuple[PictureRef, ...] = ()
+    pixels: Pictures = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self.requests: dict[int, int] = {}  # the client's number to the engine's
-        self.sessions: set[Any] = set()
+        self.sessions: dict[Any, Pictures] = {}  # open ones, with their pictures
         self.results: list[tuple[int, Generation]] = []
         self.arrived = asyncio.Event()
 
@@ -204,12 +210,16 @@ class EngineHost:
 
     def _apply(self, client: str, box: _Mailbox, command: Command) -> None:
         match command:
-            case Submit(session, request, history, params):
+            case Submit(session, request, history, params, images, pixels):
                 key = (client, session)
                 if session not in box.sessions:
                     self._engine.open(key)
-                    box.sessions.add(session)
-                number = self._engine.submit(key, history, params, extends=False)
+                    box.sessions[session] = {}
+                box.sessions[session] |= pixels
+                shown = {"pictures": placed(images, box.sessions[session])}
+                number = self._engine.submit(
+                    key, history, params, extends=False, **(shown if images else {})
+                )
                 box.requests[request] = number
                 self._owners[number] = (client, request)
             case Abort(request):
@@ -219,7 +229,7 @@ class EngineHost:
                     self._engine.abort(number)
             case Close(session):
                 if session in box.sessions:
-                    box.sessions.remove(session)
+                    del box.sessions[session]
                     self._engine.close((client, session))
 
     async def _step_until_idle(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,11 @@ from rllib_llm.engines.base import (
 )
 from rllib_llm.engines.requests import Request, Session, check_submit
 from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.pictures.features import fit
+from rllib_llm.pictures.placement import PlacedPicture, moved
+
+if TYPE_CHECKING:
+    from rllib_llm.pictures.spec import ImageSpec
 
 
 class HistoryEngine(GenerationEngine):
@@ -30,12 +36,19 @@ class HistoryEngine(GenerationEngine):
     Args:
         max_context_tokens: Maximum tokens of a history, sampled ones included, >= 2.
         has_tokenizer: Whether stop strings are supported.
+        pictures: Picture inputs of a vision-language model; None: it reads text alone.
 
     Raises:
         ConfigError: If ``max_context_tokens`` is below 2.
     """
 
-    def __init__(self, *, max_context_tokens: int, has_tokenizer: bool) -> None:
+    def __init__(
+        self,
+        *,
+        max_context_tokens: int,
+        has_tokenizer: bool,
+        pictures: ImageSpec | None = None,
+    ) -> None:
         """Start without sessions."""
         if max_context_tokens < 2:
             raise ConfigError(
@@ -43,6 +56,7 @@ class HistoryEngine(GenerationEngine):
             )
         self._max_context = max_context_tokens
         self._has_tokenizer = has_tokenizer
+        self._spec = pictures
         self._sessions: dict[SessionId, Session] = {}
         self._requests: dict[int, Request] = {}
         self._next_id = 0
@@ -50,7 +64,7 @@ class HistoryEngine(GenerationEngine):
 
     @abc.abstractmethod
     def _start(self, request: Request) -> None:
-        """Submit ``request.session.history`` to the backend."""
+        """Submit history and pictures of ``request.session`` to the backend."""
 
     @abc.abstractmethod
     def _cancel(self, request: Request) -> None:
@@ -89,8 +103,20 @@ class HistoryEngine(GenerationEngine):
         params: SamplingParams,
         *,
         extends: bool = True,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> int:
-        """Request a continuation; see :meth:`GenerationEngine.submit`."""
+        """Request a continuation; see :meth:`GenerationEngine.submit`.
+
+        Args:
+            session_id: An open session without an unfinished request.
+            new_token_ids: Tokens since the last sampled one. [T]
+            params: Sampling parameters.
+            extends: False replaces the whole history, with its pictures.
+            pictures: Pictures among the new tokens.
+
+        Raises:
+            ConfigError: If there are pictures and the model reads text alone.
+        """
         session = self._get_session(session_id)
         new = np.asarray(new_token_ids, dtype=np.int64).ravel().tolist()
         # A new list: if the check or the backend fails, the session is unchanged.
@@ -102,7 +128,10 @@ class HistoryEngine(GenerationEngine):
             max_context_tokens=self._max_context,
             has_tokenizer=self._has_tokenizer,
         )
-        session.history = history
+        shown = self._fitted(pictures)
+        if extends:
+            shown = [*session.pictures, *moved(shown, len(session.history))]
+        session.history, session.pictures = history, shown
         room = self._max_context - len(history)
         request = Request(self._next_id, session, params, room)
         self._next_id += 1
@@ -140,6 +169,18 @@ class HistoryEngine(GenerationEngine):
             f"{type(self).__name__} holds its own copy of the weights, so version "
             f"{version} cannot be set without their values. Call update_weights()."
         )
+
+    def _fitted(self, pictures: Sequence[PlacedPicture]) -> list[PlacedPicture]:
+        """Return pictures scaled as the Learner scales them."""
+        if not pictures:
+            return []
+        if self._spec is None:
+            raise ConfigError(
+                f"{len(pictures)} pictures were submitted to an engine of a model that "
+                "reads text alone. Use a vision-language model (docs/pictures.md)."
+            )
+        size = self._spec.size
+        return [PlacedPicture(p.ref, fit(p.pixels, size)) for p in pictures]
 
     def _finish(self, request: Request, reason: FinishReason) -> Generation:
         del self._requests[request.request_id]

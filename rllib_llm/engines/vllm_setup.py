@@ -12,10 +12,14 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rllib_llm.engines.vllm_pictures import picture_arguments
 from rllib_llm.errors import ConfigError, MissingExtraError, ModelError, did_you_mean
 from rllib_llm.modules.loading import has_weights
+
+if TYPE_CHECKING:
+    from rllib_llm.pictures.spec import ImageSpec
 
 logger = logging.getLogger("rllib_llm")
 
@@ -58,6 +62,8 @@ _FIXED = (
     "lora_dtype",
     "runner",
     "convert",
+    "mm_processor_kwargs",
+    "limit_mm_per_prompt",
 )
 _PARALLEL = (
     "pipeline_parallel_size",
@@ -170,6 +176,7 @@ def engine_arguments(
     on_cpu: bool,
     engine_kwargs: Mapping[str, Any],
     transfer_backend: str | None = None,
+    pictures: ImageSpec | None = None,
 ) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's ``EngineArgs``.
 
@@ -184,6 +191,7 @@ def engine_arguments(
         engine_kwargs: Further arguments, which override the defaults set here.
         transfer_backend: vLLM's name of the transport by which Learners send all
             weights; None: they are loaded from memory.
+        pictures: Picture inputs of a vision-language model.
 
     Raises:
         ConfigError: If an argument does not work on a CPU.
@@ -221,6 +229,8 @@ def engine_arguments(
                 (r for r in _LORA_RANKS if r >= lora_rank), lora_rank
             ),
         }
+    if pictures is not None:
+        arguments |= picture_arguments(pictures, max_context_tokens)
     if transfer_backend is not None:
         arguments["weight_transfer_config"] = {"backend": transfer_backend}
         if engine_kwargs.get("tensor_parallel_size", 1) > 1:

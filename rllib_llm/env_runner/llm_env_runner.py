@@ -34,7 +34,7 @@ from rllib_llm.env_runner.sample_callbacks import SampleCallbacks
 from rllib_llm.env_runner.scripted_policies import Script
 from rllib_llm.env_runner.task_groups import with_sources
 from rllib_llm.env_runner.task_queue import GroupsWanted
-from rllib_llm.env_runner.weights_check import WeightsCheck, tolerance_of
+from rllib_llm.env_runner.weights_check import WeightsCheck, checked_as
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.modules.loading import models_placed_on
 from rllib_llm.torch_threads import choose_threads, threads_in_force
@@ -177,7 +177,7 @@ class LLMEnvRunner(RunnerState):
                 module_id,
                 self.modules[module_id],
                 self.engines[module_id],
-                tolerance_of(config.get_config_for_module(module_id)),
+                **checked_as(config.get_config_for_module(module_id)),
             )
             for module_id in copies
         ]

@@ -131,6 +131,9 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
                     trunk=copy.deepcopy(self.lm.base_model) if has_trunk else None,
                 )
         self._pictures = image_spec(model) if has_vision(self.lm) else None
+        # Another model's colours may have another mean and deviation.
+        ref_model = config.get("ref_model") if self._reference else None
+        self._ref_pictures = image_spec(ref_model) if ref_model else self._pictures
         models = (self.lm, *self._reference)
         self._trunk_and_head_suffice = all(self._head_is_plain(lm) for lm in models)
         rows = max(lm.config.get_text_config().vocab_size for lm in models)
@@ -339,7 +342,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         """
         if self._pictures is None:
             return self._hidden(lm.base_model, batch)
-        inputs = row_inputs(lm, batch, self._pictures)
+        spec = self._ref_pictures if lm in self._reference else self._pictures
+        inputs = row_inputs(lm, batch, spec)
         return self._hidden(text_trunk(lm), batch, inputs)
 
     def _head_scores(

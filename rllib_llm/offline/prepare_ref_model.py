@@ -9,6 +9,7 @@ from rllib_llm.connectors.fingerprint import tokenizer_contents
 from rllib_llm.errors import ModelError
 from rllib_llm.modules.loading import load_tokenizer
 from rllib_llm.offline.prepare_model import prepare_language_model
+from rllib_llm.pictures.spec import image_spec
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
@@ -30,12 +31,14 @@ def prepare_ref_model(
         None if the reference is the initial policy.
 
     Raises:
-        ModelError: If its tokenizer is not the policy's.
+        ModelError: If its tokenizer is not the policy's, or it reads pictures in
+            another way.
     """
     if config.ref_model is None:
         return None
     folder = prepare_language_model(ref_model_config(config), on_progress)
     _check_tokenizers(folder, model)
+    _check_pictures(folder, model)
     return folder
 
 
@@ -72,3 +75,28 @@ def _check_tokenizers(reference: str, policy: str) -> None:
             "a model of the same family; tiny models of one environment and one "
             "tiny.vocab_size share a tokenizer."
         )
+
+
+def _check_pictures(reference: str, policy: str) -> None:
+    """Refuse a reference for which a policy's rows have other placeholders.
+
+    Raises:
+        ModelError: With the numbers of both and the remedy.
+    """
+    ours, theirs = image_spec(policy), image_spec(reference)
+    if ours is None:
+        return  # rows without pictures
+    remedy = "Use a model of the same family with the same vision tower's sizes."
+    if theirs is None:
+        raise ModelError(
+            f"ref_model {reference!r} reads text alone, but the policy's model "
+            f"{policy!r} reads pictures. {remedy}"
+        )
+    for name in ("family", "token_id", "count", "before", "after", "size"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise ModelError(
+                f"ref_model {reference!r} reads pictures with "
+                f"{name}={getattr(theirs, name)!r}, but the policy's model {policy!r} "
+                f"with {name}={getattr(ours, name)!r} (size: pixels of a side; count: "
+                f"tokens of a picture), so it cannot score the policy's rows. {remedy}"
+            )

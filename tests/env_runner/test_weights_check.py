@@ -14,6 +14,7 @@ from rllib_llm.engines import TorchEngine
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.weights_check import TOLERANCE, tolerance_of
 from rllib_llm.errors import ModelError
+from rllib_llm.offline.prepare_model import prepare_language_model
 
 
 class CopyEngine(TorchEngine):
@@ -125,3 +126,52 @@ def test_tolerance_depends_on_the_precision(dtype, kwargs, kind):
     config = GRPOConfig().language_model(dtype=dtype)
     config.engine_kwargs = kwargs
     assert tolerance_of(config) == TOLERANCE[kind]
+
+
+class PictureCopyEngine(CopyEngine):
+    """Keeps the first values of the tower if its fault is "tower"."""
+
+    def update_weights(self, named_tensors, version):
+        if self.fault == "tower" and version:
+            named_tensors = [(n, t) for n, t in named_tensors if "vision" not in n]
+        super().update_weights(named_tensors, version)
+
+
+class PictureCopyConfig(CopyConfig):
+    """Builds a PictureCopyEngine."""
+
+    def build_generation_engine(self, module, share=1.0):
+        engine = PictureCopyEngine(
+            copy.deepcopy(module.lm),
+            max_slots=8,
+            max_context_tokens=self.resolved_context_tokens(),
+            pictures=self.chat_renderer().pictures,
+            vocabulary=module.vocabulary,
+        )
+        engine.fault = self.fault
+        return engine
+
+
+@pytest.mark.parametrize("fault", [None, "tower"])
+def test_towers_are_compared_by_a_picture(fault):
+    config = (
+        PictureCopyConfig()
+        .environment("colour_grid-v0")
+        .language_model(model="tiny-vlm", tiny={"initializer_range": 0.3})
+        .generation(max_new_tokens=2)
+    )
+    config.fault = fault
+    config.resolved_model = prepare_language_model(config)
+    runner = LLMEnvRunner(config=config)
+    runner.sample(num_episodes=2)
+    module = runner.modules["default_policy"]
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "vision" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.5)
+    runner.set_weights_version(1)
+    if fault is None:
+        runner.sample(num_episodes=2)
+        return
+    with pytest.raises(ModelError, match="differ from the Learner's"):
+        runner.sample(num_episodes=2)

@@ -8,9 +8,11 @@ import torch
 from picture_helpers import picture
 from picture_runs import MISMATCH, TINY
 
-from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig, SelfPlayConfig
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
+from rllib_llm.connectors.learner.central_rows import central_columns
+from rllib_llm.connectors.pipelines import row_settings
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import TurnResult
@@ -140,6 +142,68 @@ def test_sampler_and_learner_agree_for_every_policy(kind, policies, model):
         assert any("vision_model" in n for n in changed)
 
 
+@pytest.mark.parametrize(
+    ("critic", "schedule"),
+    [("own", "sequential"), ("shared", "joint"), ("central", "sequential")],
+)
+def test_teams_and_their_critics_read_the_pictures(critic, schedule):
+    config = config_of(MARFTConfig, Lookers, LOOKERS, value_head_detach=False)
+    config.training(
+        critic=critic,
+        update_schedule=schedule,
+        minibatch_size=4,
+        num_epochs=2,
+    )
+    algo = config.build_algo()
+    names = ["ann", "ben", *(["critic"] if critic != "own" else [])]
+    before = {n: weights_of(algo, n) for n in names}
+    result = algo.train()
+    after = {n: weights_of(algo, n) for n in names}
+    algo.stop()
+    for name in names:
+        old, new = before[name], after[name]
+        changed = [n for n, p in old.items() if not torch.equal(p, new[n])]
+        assert any("vision_model" in n for n in changed)
+    for name in ("ann", "ben"):
+        assert result["learners"][name][MISMATCH] < 1e-5
+
+
+def test_a_central_critic_sees_all_agents_pictures_in_the_order_of_play():
+    config = config_of(MARFTConfig, Lookers, LOOKERS).training(critic="central")
+    algo = config.build_algo()
+    episodes = sampled(algo)
+    settings = row_settings(algo.config.get_config_for_module("ann"))
+    algo.stop()
+    rows = central_columns(episodes, ["ann", "ben"], settings)
+    spec = settings.pictures
+    for row, episode in enumerate(episodes):
+        parts = [episode.agent_episodes[a] for a in Lookers.possible_agents]
+        data = [episode_data(part) for part in parts]
+        turns = [
+            (turn.env_t, number, turn.images)
+            for number, part in enumerate(parts)
+            for turn in part.get_extra_model_outputs(columns.TURN)
+        ]
+        turns.sort(key=lambda each: each[:2])
+        shown = [(images, data[number].pictures) for _, number, images in turns]
+        # The game is truncated, with a last picture that is not answered.
+        shown += [(d.prompt.images, d.pictures) for d in data if d.prompt]
+        expected = [
+            fit(pictures[ref.digest], spec.size)
+            for refs, pictures in shown
+            for ref in refs
+        ]
+        assert len(expected) > len(turns)
+        starts = rows[columns.PICTURE_STARTS][row]
+        index = rows[columns.PICTURE_INDEX][row][starts >= 0]
+        np.testing.assert_array_equal(
+            rows[columns.PICTURES].pixels[index], np.stack(expected)
+        )
+        ids = rows[columns.INPUT_IDS][row]
+        for start in starts[starts >= 0]:
+            assert (ids[start : start + spec.count] == spec.token_id).all()
+
+
 def test_a_resumed_run_continues_to_the_bit(tmp_path):
     algo = config_of(LLMPPOConfig, Lookers, LOOKERS).build_algo()
     algo.train()
@@ -230,3 +294,61 @@ def test_another_number_of_placeholders_than_of_pictures_is_refused():
 
     with pytest.raises(EnvContractError, match="prompt_for.'ann_0'.*1 pictures"):
         Wrong().reset(seed=0)
+
+
+class Duel(MultiAgentTextEnv):
+    """Two agents look at pictures; the longer answer wins."""
+
+    possible_agents = ["ann_0", "ben_0"]
+    has_success = False
+
+    def start(self, rng):
+        self.first = int(rng.integers(1000))
+        self.said = {}
+
+    def prompt_for(self, agent):
+        number = self.first + self.possible_agents.index(agent)
+        return TurnResult("<image> What?", images=[picture(number)])
+
+    def parse(self, agent, text):
+        return text or "nothing"
+
+    def apply(self, agent, action):
+        self.said[agent] = len(action)
+        if len(self.said) < 2:
+            return None
+        lead = float(np.sign(self.said["ann_0"] - self.said["ben_0"]))
+        return Outcome({"ann_0": lead, "ben_0": -lead}, terminated=True)
+
+
+def test_self_play_shows_pictures_to_frozen_opponents_too():
+    config = (
+        SelfPlayConfig()
+        .environment(Duel)
+        .language_model(model="tiny-vlm", tiny=TINY)
+        .generation(max_new_tokens=3)
+        .rollouts(episodes_per_iteration=16)
+        .league(pool_size=2, snapshot_min_games=4, snapshot_max_games=12)
+        .training(lr=1e-2)
+        .env_runners(num_envs_per_env_runner=8)
+        .debugging(seed=3)
+    )
+    algo = config.build_algo()
+    before = weights_of(algo, "default_policy")
+    results = [algo.train() for _ in range(3)]
+    after = weights_of(algo, "default_policy")
+    opponents = [
+        part
+        for episode in algo.sample_groups(8)
+        for part in episode.agent_episodes.values()
+        if part.module_id != "default_policy"
+    ]
+    algo.stop()
+    assert opponents
+    for part in opponents:
+        (turn,) = part.get_extra_model_outputs(columns.TURN)
+        assert len(turn.images) == 1
+    for result in results:
+        assert result["learners"]["default_policy"][MISMATCH] < 1e-5
+    changed = [n for n, p in before.items() if not torch.equal(p, after[n])]
+    assert any("vision_model" in n for n in changed)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
+from family_folders import WRITERS
 from picture_helpers import picture
 
 from rllib_llm import (
@@ -16,6 +19,7 @@ from rllib_llm import (
 )
 from rllib_llm.algorithms.config.preflight import preflight
 from rllib_llm.data.types import TurnResult
+from rllib_llm.engines import vllm_setup
 from rllib_llm.envs import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.offline.prepare_model import prepare_language_model
@@ -44,17 +48,14 @@ def test_algorithms_that_do_not_are_refused(kind):
 
 
 @pytest.mark.parametrize("kind", [MARFTConfig, SelfPlayConfig])
-def test_algorithms_of_several_agents_are_refused(kind):
+def test_algorithms_of_several_agents_are_accepted(kind):
     env = "team-v0" if kind is MARFTConfig else "negotiation-v0"
-    config = kind().environment(env).language_model(model="tiny-vlm")
-    with pytest.raises(ConfigError, match="does not carry pictures"):
-        config.validate()
+    kind().environment(env).language_model(model="tiny-vlm").validate()
 
 
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        (lambda: grpo("generation", engine="vllm"), "generation.engine='vllm'"),
         (lambda: grpo("generation", head="score"), "generation.head='score'"),
         (lambda: config_of(history="rerender"), "language_model.history='rerender'"),
         (lambda: config_of(compile="eager"), "language_model.compile='eager'"),
@@ -76,6 +77,48 @@ def test_settings_that_do_not_carry_pictures_are_refused(config, name):
     with pytest.raises(ConfigError, match="does not carry pictures") as raised:
         config().validate()
     assert name in str(raised.value)
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """Let vLLM seem to be installed; its arguments are not checked."""
+    monkeypatch.setattr(vllm_setup, "check_engine_kwargs", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("engine", ["vllm", "vllm_actor"])
+def test_vllm_reads_the_pictures_of_families_that_it_does_not_split(engine, tmp_path):
+    for name in ("idefics3", "llava_onevision"):
+        config = config_of(model=WRITERS[name](tmp_path / name))
+        config.generation(engine=engine)
+        if name == "idefics3":
+            config.validate()
+            continue
+        with pytest.raises(ConfigError, match="'llava_onevision', only of idefics3"):
+            config.validate()
+    with pytest.raises(ConfigError, match="'tiny-vlm', which has no processor"):
+        grpo("generation", engine=engine).validate()
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_names_the_packages_that_a_processor_needs(vlm, monkeypatch):
+    find = importlib.util.find_spec
+    hidden = {"num2words", "torchvision"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in hidden else find(name)
+    )
+    config = config_of(model=vlm).generation(engine="vllm")
+    with pytest.raises(ConfigError, match="pip install num2words torchvision"):
+        config.validate()
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_gets_adapters_alone(tmp_path):
+    model = {"model": WRITERS["idefics3"](tmp_path), "lora": {"rank": 2}}
+    config_of(**model).generation(engine="vllm").validate()
+    config = config_of(**model, freeze=["vision"]).generation(engine="vllm")
+    with pytest.raises(ConfigError, match="engine='vllm' gets the adapters alone"):
+        config.validate()
 
 
 def test_freeze_needs_a_model_of_pictures():

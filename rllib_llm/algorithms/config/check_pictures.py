@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rllib_llm.engines.vllm_pictures import check_family
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.gguf_models import is_gguf
 from rllib_llm.modules.tiny import BUILT_MODELS
@@ -13,7 +14,7 @@ from rllib_llm.pictures.spec import image_spec
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
-_ALGORITHMS = ("GRPO", "LLMPPO", "SFT")
+_ALGORITHMS = ("GRPO", "LLMPPO", "SFT", "MARFT", "SelfPlay")
 
 
 def reads_pictures(config: LLMConfig) -> bool:
@@ -56,17 +57,44 @@ def validate_pictures(config: LLMConfig) -> None:
             f"{', '.join(_ALGORITHMS)}, or a model of text (docs/pictures.md)."
         )
     frozen = config.resolved_freeze()
-    if config.lm_lora and config.uses_reference and len(frozen) < 2:
+    is_own_base = config.lm_lora and config.uses_reference and not config.ref_model
+    if is_own_base and len(frozen) < 2:
         raise ConfigError(
             f"language_model.freeze={frozen} trains a part of {config.lm_model!r} "
             "beside its adapters, but the reference policy (ref_kl_coeff, or a "
             "component) is the model without adapters, which changes with it. Set "
             "freeze to ['vision', 'projector'], or lora to null."
         )
+    if config.generation_engine != "torch":
+        _check_vllm(config, frozen)
     for setting, value, remedy in _unsupported(config):
         raise ConfigError(
             f"{setting}={value!r} does not carry pictures, and {config.lm_model!r} "
             f"reads them. {remedy}, or use a model of text (docs/pictures.md)."
+        )
+
+
+def _check_vllm(config: LLMConfig, frozen: list[str]) -> None:
+    """Check that vLLM can sample with a policy that reads pictures.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    engine = config.generation_engine
+    if config.lm_model in BUILT_MODELS:
+        raise ConfigError(
+            f"generation.engine={engine!r} does not carry pictures of "
+            f"{config.lm_model!r}, which has no processor for vLLM. Use "
+            "engine='torch', or the folder of a checkpoint."
+        )
+    spec = image_spec(config.resolved_model or config.lm_model)
+    assert spec is not None  # it reads pictures
+    check_family(spec.family, engine)
+    if config.lm_lora and len(frozen) < 2:
+        raise ConfigError(
+            f"language_model.freeze={frozen} trains a part of {config.lm_model!r} "
+            f"beside its adapters, but engine={engine!r} gets the adapters alone. Set "
+            "freeze to ['vision', 'projector'], lora to null, or use engine='torch'."
         )
 
 
@@ -79,12 +107,6 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
     is_stock = runner is not None and not issubclass(runner, LLMEnvRunner)
     settings: list[tuple[bool, str, object, str]] = [
         (is_stock, "env_runner_cls", runner, leave_out),
-        (
-            config.generation_engine != "torch",
-            "generation.engine",
-            config.generation_engine,
-            "Use engine='torch'",
-        ),
         (
             config.action_head != "generate",
             "generation.head",
@@ -103,7 +125,6 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
     for setting, attribute in (
         ("language_model.compile", "lm_compile"),
         ("training.packing", "packing"),
-        ("training.ref_model", "ref_model"),
         ("learners.sharding", "sharding"),
         ("sample_ahead", "sample_ahead"),
         ("rollouts.save_episodes", "save_episodes"),

@@ -106,6 +106,7 @@ def build_engine(config: DerivedSettings) -> GenerationEngine:
     from rllib_llm.engines import ActorEngine, TransferEngine, VLLMEngine
 
     context = config.resolved_context_tokens()
+    pictures = config.chat_renderer().pictures
     is_actor = config.generation_engine == IN_ACTOR
     # One actor serves the slots of all EnvRunners.
     clients = max(1, config.num_env_runners or 0) if is_actor else 1
@@ -125,6 +126,7 @@ def build_engine(config: DerivedSettings) -> GenerationEngine:
         sleeps=config.engine_sleep,
         engine_kwargs=config.engine_kwargs,
         vocabulary=config.chat_renderer().vocabulary,
+        pictures=pictures,
     )
     if not is_actor:
         return build()
@@ -137,6 +139,7 @@ def build_engine(config: DerivedSettings) -> GenerationEngine:
         resources=config.engine_resources,
         limit=config.call_limit,
         from_learners=transfers,
+        pictures=pictures,
     )
 
 

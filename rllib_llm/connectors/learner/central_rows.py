@@ -20,6 +20,8 @@ from rllib_llm.connectors.learner.token_rows import (
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.types import StopPolicy
+from rllib_llm.pictures.contract import Pictures
+from rllib_llm.pictures.row_pictures import picture_columns
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
@@ -76,6 +78,7 @@ def central_columns(
     rows: list[Row] = []
     owners: list[int] = []
     trained: list[bool] = []
+    stores: list[Pictures] = []
     for multi_agent_index, episode in enumerate(episodes):
         parts = agent_episodes(episode)
         turns = [
@@ -93,7 +96,7 @@ def central_columns(
             # All prompts of a step before its first turn: the value of the joint
             # action must not depend on a part of it.
             for _, (*_, turn) in together:
-                builder.prompt(turn.prompt_ids)
+                builder.prompt(turn.prompt_ids, turn.images)
             for index, (_, _, module_id, turn) in together:
                 if module_id in module_ids:
                     # Without rewards: MultiAgentGAE takes the team's from the reward
@@ -105,14 +108,20 @@ def central_columns(
         last = (episode_data(p).prompt for p in parts if p.is_truncated)
         final_prompts = [prompt for prompt in last if prompt is not None]
         for prompt in final_prompts:
-            builder.prompt(prompt.ids)
+            builder.prompt(prompt.ids, prompt.images)
         row = builder.build()
         cut = episode.is_truncated and data.stop_policy is StopPolicy.BOOTSTRAP
         row.bootstrap = row.bootstraps_agent_turn = settings.has_critic and cut
         rows.append(row)
+        seen: Pictures = {}
+        for part in parts:
+            seen |= episode_data(part).pictures
+        stores.append(seen)
         owners.append(multi_agent_index)
         trained.append(data.stop_policy is not StopPolicy.MASK)
     out = pad_rows(rows, pad_id=settings.pad_id, trained=trained)
+    if settings.pictures is not None:
+        out |= picture_columns([r.images for r in rows], stores, settings.pictures)
     out[columns.EPISODE_INDEX] = out[columns.MULTI_AGENT_EPISODE_INDEX] = np.asarray(
         owners, np.int64
     )
