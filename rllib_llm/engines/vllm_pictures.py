@@ -44,7 +44,7 @@ def _internvl(size: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Processor:
-    """What a family's processor needs.
+    """Needs of a family's processor.
 
     Attributes:
         settings: Returns its arguments for whole square pictures of a size in pixels.
@@ -157,13 +157,13 @@ class PicturePrompts:
         rendered = self._rendered(llm, pictures)
         ids, ranges = rendered["prompt_token_ids"], rendered["mm_placeholders"]["image"]
         places = []
-        for picture, found in zip(pictures, ranges, strict=True):
-            start = picture.ref.start - _text_before(found)
-            stop = found.offset + found.length
+        for picture, span in zip(pictures, ranges, strict=True):
+            start = picture.ref.start - _text_before(span)
+            stop = span.offset + span.length
             self._check_ids(
-                ids[found.offset : stop], history[start : start + found.length]
+                ids[span.offset : stop], history[start : start + span.length]
             )
-            places.append(dataclasses.replace(found, offset=start))
+            places.append(dataclasses.replace(span, offset=start))
         return {
             **rendered,
             "prompt_token_ids": list(history),
@@ -229,9 +229,9 @@ class PicturePrompts:
             )
 
 
-def _text_before(found: Any) -> int:
+def _text_before(span: Any) -> int:
     """Return the number of ids before the first placeholder of a picture's range."""
-    return 0 if found.is_embed is None else int(found.is_embed.int().argmax())
+    return 0 if span.is_embed is None else int(span.is_embed.int().argmax())
 
 
 def _short(ids: Sequence[int]) -> str:

@@ -304,7 +304,7 @@ class Duel(MultiAgentTextEnv):
 
     def start(self, rng):
         self.first = int(rng.integers(1000))
-        self.said = {}
+        self.lengths = {}
 
     def prompt_for(self, agent):
         number = self.first + self.possible_agents.index(agent)
@@ -314,10 +314,10 @@ class Duel(MultiAgentTextEnv):
         return text or "nothing"
 
     def apply(self, agent, action):
-        self.said[agent] = len(action)
-        if len(self.said) < 2:
+        self.lengths[agent] = len(action)
+        if len(self.lengths) < 2:
             return None
-        lead = float(np.sign(self.said["ann_0"] - self.said["ben_0"]))
+        lead = float(np.sign(self.lengths["ann_0"] - self.lengths["ben_0"]))
         return Outcome({"ann_0": lead, "ben_0": -lead}, terminated=True)
 
 

@@ -57,8 +57,10 @@ def validate_pictures(config: LLMConfig) -> None:
             f"{', '.join(_ALGORITHMS)}, or a model of text (docs/pictures.md)."
         )
     frozen = config.resolved_freeze()
-    is_own_base = config.lm_lora and config.uses_reference and not config.ref_model
-    if is_own_base and len(frozen) < 2:
+    reference_is_base = (
+        config.lm_lora and config.uses_reference and not config.ref_model
+    )
+    if reference_is_base and len(frozen) < 2:
         raise ConfigError(
             f"language_model.freeze={frozen} trains a part of {config.lm_model!r} "
             "beside its adapters, but the reference policy (ref_kl_coeff, or a "
