@@ -1,4 +1,4 @@
-"""How well the pretrained small model judges: right against wrong answers.
+"""The pretrained small model as a judge: right against wrong answers.
 
 Run:     python benchmarks/pretrained_judge.py [--questions 60]
 
