@@ -6,6 +6,7 @@ import pytest
 from component_helpers import trajectory
 from preset_helpers import config_of
 
+from rllib_llm import GRPOConfig, SFTConfig
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.data.types import Task
@@ -106,7 +107,7 @@ def _turns(episode):
 
 
 def test_mask_search_raises_the_number_of_masks_then_asks_questions():
-    masks, questions = (config_of("mask_search", stage=i) for i in (0, 1))
+    masks, imitated, questions = (config_of("mask_search", stage=i) for i in range(3))
     of = DriverComponents(masks).only.curriculum.call
     of.window = 4
 
@@ -116,7 +117,8 @@ def test_mask_search_raises_the_number_of_masks_then_asks_questions():
         return prompt_of(masks, **task.options).count("[")
 
     assert [shown() for _ in range(4)] == [1, 2, 3, 3]
-    assert prompt_of(questions).startswith("What is")
+    assert all(prompt_of(c).startswith("What is") for c in (imitated, questions))
+    assert isinstance(imitated, SFTConfig) and isinstance(questions, GRPOConfig)
     assert masks.evaluation_config["env_config"]["masks"] == 0
 
 
