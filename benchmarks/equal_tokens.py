@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from examples import evaluate
+from learning_curves import by_seed
 
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.recipes import load_recipe
@@ -199,12 +200,6 @@ def _at(record: dict[str, Any], mark: int) -> dict[str, float]:
         return curve[-1]
     budget = TASKS[record["task"]][0]
     return next(p for p in curve if p["tokens"] >= mark * budget / MARKS)
-
-
-def by_seed(values: list[float]) -> str:
-    """Return the median, and all values in brackets."""
-    each = ", ".join(f"{value:.2f}" for value in values)
-    return f"{statistics.median(values):.2f} ({each})"
 
 
 def main() -> None:
