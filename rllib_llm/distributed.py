@@ -79,14 +79,18 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Replace each gradient by its sum over all Learners, in messages of limited size.
 
     A parameter without a gradient counts as zero, so that every Learner sends the same
-    number of values. Shards have sums already, from the backward pass.
+    number of values. It stays without one if no Learner has one, e.g. the vision tower
+    in a minibatch without pictures. Shards have sums already, from the backward pass.
     """
     if world_size() == 1:
         return
-    message: list[torch.Tensor] = []
-    for parameter in parameters:
-        if is_shard(parameter):
-            continue
+    whole = [parameter for parameter in parameters if not is_shard(parameter)]
+    if not whole:
+        return
+    is_missing = [parameter.grad is None for parameter in whole]
+    reached = whole[0].new_tensor([not m for m in is_missing], dtype=torch.float32)
+    message: list[torch.Tensor] = [reached]
+    for parameter in whole:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         for part in parameter.grad.view(-1).split(_MESSAGE):
@@ -94,8 +98,11 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
                 _sum_together(message)
                 message = []
             message.append(part)
-    if message:
-        _sum_together(message)
+    _sum_together(message)
+    if any(is_missing):
+        for parameter, number in zip(whole, reached.tolist(), strict=True):
+            if not number:
+                parameter.grad = None
 
 
 def _sum_together(parts: list[torch.Tensor]) -> None:

@@ -13,6 +13,7 @@ from picture_helpers import (
 )
 from picture_runs import MISMATCH, config_of, learned, weights_of
 from ray.rllib.core import DEFAULT_MODULE_ID
+from side_by_side import update_side_by_side
 
 from rllib_llm import LLMPPO, LLMPPOConfig
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
@@ -57,6 +58,13 @@ def make_learner(model, **settings):
 def gradients(sampled, **settings):
     """Return the gradient of one step over all episodes, without taking it."""
     model, episodes = sampled
+    learner, taken = keeping_gradients(model, **settings)
+    learner.update(training_data=LLMTrainingData(episodes=episodes), timesteps={})
+    return taken
+
+
+def keeping_gradients(model, **settings):
+    """Return a Learner, and a dictionary that gets the gradient of its steps."""
     learner, module = make_learner(model, **settings)
     names = {p: n for n, p in module.named_parameters()}
     taken = {}
@@ -64,8 +72,22 @@ def gradients(sampled, **settings):
         {names[p]: g.clone() for p, g in grads.items() if g is not None}
     )
     learner.config.grad_clip = None
-    learner.update(training_data=LLMTrainingData(episodes=episodes), timesteps={})
-    return taken
+    return learner, taken
+
+
+@pytest.mark.parametrize("value_model", CRITICS)
+def test_two_learners_have_the_gradient_of_one(sampled, value_model, monkeypatch):
+    model, episodes = sampled
+    settings = {"value_model": value_model, "num_epochs": 1, "minibatch_size": None}
+    expected = gradients(sampled, **settings)
+    pair = [keeping_gradients(model, **settings) for _ in range(2)]
+    update_side_by_side([learner for learner, _ in pair], episodes, monkeypatch)
+    for _, taken in pair:
+        assert taken.keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert torch.allclose(taken[name], gradient, atol=1e-6), name
+    tower = [g for name, g in expected.items() if "vision" in name]
+    assert tower and any(g.abs().max() > 1e-6 for g in tower)
 
 
 @pytest.mark.parametrize("value_model", CRITICS)

@@ -164,6 +164,16 @@ def test_remote_env_runners_send_pictures():
     assert all(r[MISMATCH] < 1e-5 for r in results)
 
 
+@pytest.mark.slow
+def test_several_learners_get_the_pictures_of_their_episodes():
+    config = config_of(env="colour_grid-v0", drop_zero_variance_groups=False)
+    config.learners(num_learners=2)
+    algo = config.build_algo()
+    results = [learned(algo.train()) for _ in range(2)]
+    algo.stop()
+    assert all(r[MISMATCH] < 1e-5 for r in results)
+
+
 def test_transcripts_show_the_pictures_of_each_turn():
     algo = config_of().build_algo()
     records = read_result(algo.train())

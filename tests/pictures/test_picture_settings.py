@@ -61,7 +61,10 @@ def test_algorithms_of_several_agents_are_accepted(kind):
         (lambda: config_of(compile="eager"), "language_model.compile='eager'"),
         (lambda: grpo("training", packing=True), "training.packing=True"),
         (lambda: grpo("rollouts", save_episodes=True), "rollouts.save_episodes=True"),
-        (lambda: grpo("learners", num_learners=2), "num_learners=2"),
+        (
+            lambda: grpo("learners", num_learners=2, sharding="fsdp2"),
+            "learners.sharding='fsdp2'",
+        ),
         (
             lambda: grpo("replay", episodes_per_iteration=8),
             "replay.episodes_per_iteration=8",

@@ -121,7 +121,6 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
             config.history,
             "Use history='append' or 'latest'",
         ),
-        (config.num_learners > 1, "num_learners", config.num_learners, "Use 0 or 1"),
         (config.candidates > 1, "rollouts.candidates", config.candidates, leave_out),
     ]
     for setting, attribute in (

@@ -12,6 +12,7 @@ from rllib_llm.envs.adapters.miniwob_experts import EXPERTS
 from rllib_llm.envs.adapters.miniwob_pages import (
     PAGE_SIZE,
     MiniWobPages,
+    PageState,
     check_task,
     require_pages,
 )
@@ -21,6 +22,15 @@ from rllib_llm.envs.parsing import require_float
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError
+
+# Pages that are started again in place, as MiniWoB++'s own environment does: nothing of
+# the episode before is left on them. Tabs and dialogs keep marks of it.
+RESTARTED = frozenset(EXPERTS) - {
+    "click-dialog",
+    "click-dialog-2",
+    "click-tab",
+    "click-tab-2",
+}
 
 
 @register_text_env("miniwob-v0")
@@ -86,7 +96,7 @@ class MiniWob(TextEnv):
         self._game = (self.task, seed, self.split)
         self.actions: list[PageAction] = []
         self.problem = ""
-        self.state = self._open().start(*self._game)
+        self.state = self._start()
         text, images = self.view.shown(self.state, self.state.task, self.view.hint)
         return TurnResult(text, images=images)
 
@@ -132,10 +142,9 @@ class MiniWob(TextEnv):
     def restore(self, state: bytes) -> None:
         """Return to a :meth:`snapshot` by replaying its actions."""
         super().restore(state)
-        pages = self._open()
-        self.state = pages.start(*self._game)
+        self.state = self._start()
         for action in self.actions:
-            self.state = pages.act(action)
+            self.state = self._open().act(action)
 
     def close(self) -> None:
         """End the browser."""
@@ -156,6 +165,9 @@ class MiniWob(TextEnv):
             reward=self.invalid_action_reward,
             terminated=self.invalid_action == "end",
         )
+
+    def _start(self) -> PageState:
+        return self._open().start(*self._game, anew=self.task not in RESTARTED)
 
     def _open(self) -> MiniWobPages:
         if self._pages is None:

@@ -25,7 +25,9 @@ _OMITTED = "#query, #reward-display, #click-canvas, #sync-task-cover"
 # The clock of a task ends it after 10 s, and animations take time: neither the load of
 # the machine nor the speed of the model shall change an episode. 2**31 - 1 ms is the
 # longest time of a timer.
+# The focus would go on from the episode before.
 _START = """
+if (document.activeElement) document.activeElement.blur();
 core.EPISODE_MAX_TIME = 2147483647;
 if (window.jQuery) jQuery.fx.off = true;
 core.setDataMode(arguments[1]);
@@ -51,10 +53,13 @@ return {
 PAGE_SIZE = (160, 210)
 # The blinking mark of the focus and moving parts would make pictures depend on time.
 _STILL = """
-const style = document.createElement('style');
-style.textContent = '* { caret-color: transparent !important; ' +
-  'animation: none !important; transition: none !important; }';
-document.head.appendChild(style);
+if (!document.getElementById('rllib-still')) {
+  const style = document.createElement('style');
+  style.id = 'rllib-still';
+  style.textContent = '* { caret-color: transparent !important; ' +
+    'animation: none !important; transition: none !important; }';
+  document.head.appendChild(style);
+}
 """
 _FAR = (490, 5)  # a place of the window beside the page
 _POLL_S = 0.02
@@ -105,30 +110,24 @@ class MiniWobPages:
     def __init__(self) -> None:
         self._folder = pages_folder()
         self._num_loads = 0
+        self._task, self._search = "", ""
         self.browser = Browser()
 
-    def start(self, task: str, seed: int, split: str) -> PageState:
-        """Load a task's page anew and start an episode.
-
-        The page is loaded each time, so that nothing of earlier episodes is left.
+    def start(self, task: str, seed: int, split: str, anew: bool) -> PageState:
+        """Start an episode on a task's page.
 
         Args:
             task: A name of :func:`task_names`.
             seed: Seed of the page's random numbers, in [0, 2**31).
             split: ``train`` or ``test``; some pages have two sets of data.
+            anew: Whether the page is loaded although it is open, so that nothing of
+                earlier episodes is left on it; a tenth of the speed.
 
         Raises:
             EnvProcessError: If the browser fails.
         """
-        self._num_loads += 1
-        search = f"?load={self._num_loads}"
-        address = (self._folder / f"{task}.html").as_uri() + search
-        try:
-            self.browser.call("open", address)
-        except EnvProcessError:
-            # Nothing is lost yet: another browser can load the same page.
-            self.browser.call("open", address)
-        self._wait_until(_IS_LOADED, search)
+        if anew or not self._is_open(task):
+            self._load(task)
         if self.has_screenshots:
             self.browser.call("run", _STILL)
             # The mouse is where the last episode has left it, and what is below it may
@@ -154,6 +153,28 @@ class MiniWobPages:
             return state
         png = self.browser.call("screenshot", *PAGE_SIZE)
         return dataclasses.replace(state, png=png)
+
+    def _load(self, task: str) -> None:
+        self._task = ""  # until it is loaded
+        self._num_loads += 1
+        self._search = f"?load={self._num_loads}"
+        address = (self._folder / f"{task}.html").as_uri() + self._search
+        try:
+            self.browser.call("open", address)
+        except EnvProcessError:
+            # Nothing is lost yet: another browser can load the same page.
+            self.browser.call("open", address)
+        self._wait_until(_IS_LOADED, self._search)
+        self._task = task
+
+    def _is_open(self, task: str) -> bool:
+        """Return whether the browser works and shows the task's page."""
+        if task != self._task:
+            return False
+        try:
+            return bool(self.browser.call("run", _IS_LOADED, self._search))
+        except EnvProcessError:
+            return False  # another browser is started for the next call
 
     def _wait_until(self, script: str, *arguments: str) -> None:
         end = time.monotonic() + self.browser.timeout_s

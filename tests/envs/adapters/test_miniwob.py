@@ -15,9 +15,13 @@ import pytest
 pytest.importorskip("selenium")
 
 from rllib_llm.envs import make_env
+from rllib_llm.envs.adapters.miniwob import RESTARTED
 from rllib_llm.envs.adapters.miniwob_experts import EXPERTS
+from rllib_llm.envs.adapters.miniwob_pages import MiniWobPages
 from rllib_llm.envs.browser import client
+from rllib_llm.envs.browser.actions import PageAction
 from rllib_llm.envs.browser.chromium import find_program
+from rllib_llm.envs.browser.elements import TYPED
 from rllib_llm.envs.child_process import EnvProcessError
 from rllib_llm.envs.transcript import expert_policy, play, random_policy
 from rllib_llm.errors import MissingExtraError
@@ -80,6 +84,35 @@ def test_experts_succeed_by_places_of_the_screen(env, task):
         options |= {"grid": [16, 21]} if seed > 1 else {}
         transcript = play(env, seed, expert_policy, options=options)
         assert transcript.success is True, str(transcript)
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """Return pages that are loaded for each episode, and others."""
+    made = MiniWobPages(), MiniWobPages()
+    for each in made:
+        each.has_screenshots = True
+    yield made
+    for each in made:
+        each.browser.close()
+
+
+@pytest.mark.parametrize("task", sorted(RESTARTED))
+def test_pages_started_in_place_equal_new_ones(pages, task):
+    new, old = pages
+    for seed in range(5):
+        shown = old.start(task, seed, "train", anew=False)
+        assert shown == new.start(task, seed, "train", anew=True)
+        if seed % 2:  # an episode without an end
+            for element in shown.elements:
+                if element.kind in TYPED:
+                    shown = old.act(PageAction("type", element.number, "left"))
+            if not shown.is_done:
+                number = int(RNG.integers(len(shown.elements))) + 1
+                old.act(PageAction("click", number))
+        while not shown.is_done and seed % 2 == 0:
+            shown = old.act(EXPERTS[task](shown.task, shown.elements))
+    assert old._num_loads < new._num_loads
 
 
 def test_pictures_depend_on_nothing_but_the_seed(env):

@@ -43,11 +43,12 @@ class StandIn(client.Browser):
         if method == "screenshot":
             return picture_of(self.shown, *arguments)
         if method == "open":
-            task = arguments[0].rpartition("/")[2].partition(".html")[0]
-            self.states = list(RECORDED[task]["states"])
+            self.task = arguments[0].rpartition("/")[2].partition(".html")[0]
         script = arguments[0] if method == "run" else ""
         if "WOB_TASK_READY" in script or "location.search" in script:
             return True
+        if "startEpisodeReal" in script:
+            self.states = list(RECORDED[self.task]["states"])
         if "getUtterance" not in script:
             return None
         self.shown = self.states.pop(0)
@@ -296,8 +297,32 @@ def test_restoring_replays_the_actions(env):
     env.step(action)
     env.restore(state)
     assert env.expert_action(RNG) == action
-    starts = [c for c in browser_of(env).calls if c[0] == "open"]
+    starts = [c for c in browser_of(env).calls if "startEpisode" in str(c)]
     assert len(starts) == 2
+
+
+@pytest.mark.parametrize(
+    ("tasks", "loads"),
+    [
+        (["enter-text"] * 3, 1),
+        (["click-tab"] * 3, 3),  # keeps marks of the episode before
+        (["enter-text", "click-test", "enter-text"], 3),
+    ],
+)
+def test_pages_are_loaded_only_where_they_cannot_start_in_place(env, tasks, loads):
+    for seed, task in enumerate(tasks):
+        env.reset(seed=seed, options={"task": task})
+    calls = browser_of(env).calls
+    assert sum(c[0] == "open" for c in calls) == loads
+    blurred = [c for c in calls if "activeElement.blur()" in str(c)]
+    assert [c[2] for c in blurred][-1] == env._game[1] and len(blurred) == 3
+
+
+def test_a_page_that_failed_is_loaded_anew(env):
+    env.reset(seed=0, options={"task": "enter-text"})
+    browser_of(env).fail_at = "run"
+    assert env.reset(seed=0, options={"task": "enter-text"})[0]
+    assert [c[0] for c in browser_of(env).calls].count("open") == 2
 
 
 def test_interrupting_and_closing_end_the_browser(env):
