@@ -27,6 +27,8 @@ _FLAGS = (
     "--remote-debugging-pipe",  # makes the browser end with its driver
     "--force-device-scale-factor=1",
 )
+# Pages that were left stay in memory until the browser is short of it, 2 MiB each.
+_COLLECTED_EVERY = 20  # pages
 _OUTER_HEIGHT = 200  # pixels of the window that a page does not get, and more
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy")
 
@@ -47,6 +49,7 @@ class Chromium:
         from selenium.webdriver.chrome.service import Service
 
         self._folder = folder
+        self._num_opened = 0
         options = webdriver.ChromeOptions()
         options.binary_location = binary
         size = f"--window-size={width},{height + _OUTER_HEIGHT}"
@@ -67,6 +70,9 @@ class Chromium:
 
     def open(self, address: str) -> None:
         """Load a page and wait until it is ready."""
+        self._num_opened += 1
+        if self._num_opened % _COLLECTED_EVERY == 0:
+            self._driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
         self._driver.get(address)
 
     def run(self, script: str, *arguments: Any) -> Any:
