@@ -5,9 +5,10 @@
 plays episodes of the expert in several browsers at a time and kills a browser in the
 middle of every fiftieth episode. A failed episode is repeated with its seed, as the
 sampler does. Printed are episodes that failed twice (lost), episodes without success,
-seconds per reset and step, memory of a browser with its driver at the beginning and at
-the end, and what is left of processes and files. Needs Chromium, chromedriver and the
-pages.
+time per reset and step, CPU time of the browser per page that is loaded and per page
+that is started in place, memory of a browser with its driver at the beginning and at
+the end, and what is left of processes and files. ``--kill-every 0`` kills none. Needs
+Chromium, chromedriver and the pages.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Counts:
         kills: Browsers that this script killed.
         reset_s: Seconds of each reset that succeeded.
         step_s: Seconds of each step that succeeded.
+        loaded_s: CPU seconds of the browser in resets that loaded a page.
+        in_place_s: The same of resets on an open page.
         memory: MiB of a browser, at the beginning and the end.
         groups: Process groups of all browsers.
     """
@@ -55,6 +58,8 @@ class Counts:
     kills: int = 0
     reset_s: list[float] = dataclasses.field(default_factory=list)
     step_s: list[float] = dataclasses.field(default_factory=list)
+    loaded_s: list[float] = dataclasses.field(default_factory=list)
+    in_place_s: list[float] = dataclasses.field(default_factory=list)
     memory: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     groups: set[int] = dataclasses.field(default_factory=set)
 
@@ -65,15 +70,15 @@ class Slot(threading.Thread):
     def __init__(self, seeds: itertools.count, arguments: argparse.Namespace):
         super().__init__()
         self._seeds, self._arguments = seeds, arguments
-        self._env = make_env("miniwob-v0", {"task": sorted(EXPERTS)})
+        self._env = make_env("miniwob-v0", {"task": arguments.tasks})
         self.counts = Counts()
 
     def run(self) -> None:
         """Play."""
         first = 0.0
         while (seed := next(self._seeds)) < self._arguments.episodes:
-            kills = seed % self._arguments.kill_every == self._arguments.kill_every - 1
-            self._play(seed, kills)
+            every = self._arguments.kill_every
+            self._play(seed, every > 0 and seed % every == every - 1)
             if self.counts.episodes == _WARM:
                 first = memory_of(self._browser.pid)
         last = memory_of(self._browser.pid)
@@ -99,8 +104,14 @@ class Slot(threading.Thread):
     def _episode(self, seed: int, kills: bool) -> bool:
         split = ("train", "test")[seed % 2]
         rng = np.random.default_rng(seed)
+        before = self._load_and_cpu()
         self._timed(self.counts.reset_s, self._env.reset, seed, split)
         self.counts.groups.add(self._browser.pid)
+        after = self._load_and_cpu()
+        if before[0] == after[0]:  # the same browser
+            loads = after[1] > before[1]
+            into = self.counts.loaded_s if loads else self.counts.in_place_s
+            into.append(after[2] - before[2])
         if kills:
             os.killpg(self._browser.pid, signal.SIGKILL)
             self.counts.kills += 1
@@ -109,6 +120,13 @@ class Slot(threading.Thread):
             reply = self._timed(self.counts.step_s, self._env.step, action)
             if reply[2] or reply[3]:
                 return bool(reply[4]["success"])
+
+    def _load_and_cpu(self) -> tuple[int, int, float]:
+        """Return the browser's group, the pages it has loaded, and its CPU seconds."""
+        pages = self._env._pages
+        if pages is None or pages.browser.pid is None:
+            return -1, 0, 0.0
+        return pages.browser.pid, pages._num_loads, cpu_of(pages.browser.pid)
 
     def _timed(self, into: list[float], call, *arguments):
         began = time.perf_counter()
@@ -141,6 +159,18 @@ def is_zombie(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def cpu_of(group: int) -> float:
+    """Return the CPU seconds of a group and of its children that have ended."""
+    ticks = 0
+    for pid in processes_of(group):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def memory_of(group: int) -> float:
@@ -183,6 +213,13 @@ def report(slots: list[Slot], seconds: float) -> str:
         "ms per step, median; 99 %": (
             f"{np.median(steps):.0f}; {np.percentile(steps, 99):.0f}"
         ),
+        "CPU ms of the browser per page: loaded; in place": "; ".join(
+            f"{np.mean(ms):.0f} ({len(ms)})" if len(ms) else "-"
+            for ms in (
+                1000 * np.concatenate([c.loaded_s for c in counts]),
+                1000 * np.concatenate([c.in_place_s for c in counts]),
+            )
+        ),
         f"MiB of a browser after {_WARM} episodes; at the end": "; ".join(
             " / ".join(f"{value:.0f}" for value in column) for column in memory.T
         ),
@@ -196,8 +233,11 @@ def main() -> None:
     """Play and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--tasks", nargs="+", default=sorted(EXPERTS))
     parser.add_argument("--slots", type=int, default=2, help="browsers at a time")
-    parser.add_argument("--kill-every", type=int, default=50, help="in episodes")
+    parser.add_argument(
+        "--kill-every", type=int, default=50, help="in episodes; 0: never"
+    )
     arguments = parser.parse_args()
     seeds = itertools.count()
     slots = [Slot(seeds, arguments) for _ in range(arguments.slots)]

@@ -111,16 +111,14 @@ class Prune(TextEnv):
 
         Its first line is kept.
         """
-        texts = {n: self.shown[n - 1] or "" for n in self._deletable()}
-        long = {n: text for n, text in texts.items() if len(text) > _LONG}
-        if self.room is None or not long:
-            return self.task.expert_action(rng)
+        long = [n for n in self._deletable() if len(self.shown[n - 1] or "") > _LONG]
+        largest = max((len(self.shown[n - 1] or "") for n in long), default=0)
         # Besides the observation the agent's own text has to fit.
-        if self.length + max(map(len, long.values())) + _LONG <= self.room:
-            return self.task.expert_action(rng)
-        number, text = next(iter(long.items()))
-        line = text.partition("] ")[2].partition("\n")[0]
-        return f"prune {number}: {line[:_LONG]}"
+        needed = self.length + largest + _LONG
+        if self.room is not None and long and needed > self.room:
+            text = (self.shown[long[0] - 1] or "").partition("] ")[2]
+            return f"prune {long[0]}: {text.partition(chr(10))[0][:_LONG]}"
+        return self.task.expert_action(rng)
 
     def random_action(self, rng: np.random.Generator) -> str:
         """Return a random action of the task, or delete an observation."""

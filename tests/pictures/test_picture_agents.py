@@ -7,6 +7,8 @@ import pytest
 import torch
 from picture_helpers import picture
 from picture_runs import MISMATCH, TINY
+from side_by_side import update_side_by_side
+from team_helpers import make_team_learner, wake_critic
 
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig, SelfPlayConfig
 from rllib_llm.algorithms.config.preflight import preflight
@@ -166,6 +168,35 @@ def test_teams_and_their_critics_read_the_pictures(critic, schedule):
         assert any("vision_model" in n for n in changed)
     for name in ("ann", "ben"):
         assert result["learners"][name][MISMATCH] < 1e-5
+
+
+def test_two_learners_of_a_team_take_the_step_of_one(monkeypatch):
+    config = config_of(MARFTConfig, Lookers, LOOKERS, value_head_detach=False)
+    algo = config.training(critic="central", num_epochs=1).build_algo()
+    episodes, config = sampled(algo, 6), algo.config
+    algo.stop()
+    one, *pair = (make_team_learner(config) for _ in range(3))
+    for learner in (one, *pair):
+        wake_critic(learner)
+    before = team_weights(one)
+    one.update(training_data=LLMTrainingData(episodes=episodes), timesteps={})
+    update_side_by_side(pair, episodes, monkeypatch)
+    expected = team_weights(one)
+    tower = [n for n in expected if "vision_model" in n]
+    assert any(not torch.equal(before[n], expected[n]) for n in tower)
+    for learner in pair:
+        found = team_weights(learner)
+        for name, weight in expected.items():
+            torch.testing.assert_close(found[name], weight, atol=3e-4, rtol=0)
+
+
+def team_weights(learner):
+    """Return the parameters of both policies and the critic."""
+    return {
+        f"{policy}.{name}": parameter.detach().clone()
+        for policy in ("ann", "ben", "critic")
+        for name, parameter in learner.module[policy].unwrapped().named_parameters()
+    }
 
 
 def test_a_central_critic_sees_all_agents_pictures_in_the_order_of_play():

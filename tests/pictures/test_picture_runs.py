@@ -154,20 +154,14 @@ def test_a_reference_policy_reads_the_pictures():
 
 
 @pytest.mark.slow
-def test_remote_env_runners_send_pictures():
+@pytest.mark.parametrize(
+    ("section", "processes"),
+    [("env_runners", {"num_env_runners": 1}), ("learners", {"num_learners": 2})],
+)
+def test_processes_of_their_own_get_the_pictures(section, processes):
     # All answers are wrong at first, and groups of equal rewards are kept.
     config = config_of(env="colour_grid-v0", drop_zero_variance_groups=False)
-    config.env_runners(num_env_runners=1)
-    algo = config.build_algo()
-    results = [learned(algo.train()) for _ in range(2)]
-    algo.stop()
-    assert all(r[MISMATCH] < 1e-5 for r in results)
-
-
-@pytest.mark.slow
-def test_several_learners_get_the_pictures_of_their_episodes():
-    config = config_of(env="colour_grid-v0", drop_zero_variance_groups=False)
-    config.learners(num_learners=2)
+    getattr(config, section)(**processes)
     algo = config.build_algo()
     results = [learned(algo.train()) for _ in range(2)]
     algo.stop()

@@ -121,7 +121,7 @@ class MiniWobPages:
             seed: Seed of the page's random numbers, in [0, 2**31).
             split: ``train`` or ``test``; some pages have two sets of data.
             anew: Whether the page is loaded although it is open, so that nothing of
-                earlier episodes is left on it; a tenth of the speed.
+                earlier episodes is left on it; that takes about six times as long.
 
         Raises:
             EnvProcessError: If the browser fails.
