@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
 
 import numpy as np
@@ -110,6 +111,20 @@ class SlowReset(Say):
 
     def start(self, rng):
         time.sleep(0.02)
+        return super().start(rng)
+
+
+class Disturbed(Say):
+    """A task in whose process another thread draws ``disturbances`` numbers."""
+
+    disturbances = 0
+
+    def start(self, rng):
+        if Disturbed.disturbances:
+            Disturbed.disturbances -= 1
+            neighbour = threading.Thread(target=random.random)
+            neighbour.start()
+            neighbour.join()
         return super().start(rng)
 
 

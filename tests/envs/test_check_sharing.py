@@ -7,6 +7,7 @@ from check_toys import (
     Agree,
     BuggyGive,
     BuggyStart,
+    Disturbed,
     Give,
     MainThreadOnly,
     Say,
@@ -16,6 +17,7 @@ from check_toys import (
 )
 
 from rllib_llm.envs import check_env, check_sharing
+from rllib_llm.envs.check_episodes import PlayedEpisode, Subject, replay
 
 FEW = range(3)
 
@@ -87,6 +89,17 @@ def test_seeding_the_process_is_reported():
     assert "rollouts(env_processes=True)" in found[0]
     assert check_env(Seeds, seeds=FEW, env_processes=True).ok
     assert check_env(SeedsTamed, seeds=FEW).ok and check_env(Say, seeds=FEW).ok
+
+
+def test_draws_of_other_threads_are_not_the_environments(monkeypatch):
+    subject = Subject("disturbed", build=Disturbed, seeds=[0])
+    subject.random.append(PlayedEpisode(Disturbed(), 0, replay(["1"])).finish())
+    monkeypatch.setattr(Disturbed, "disturbances", 1)
+    assert not list(check_sharing.check_random_states(subject))
+    assert Disturbed.disturbances == 0
+    monkeypatch.setattr(Disturbed, "disturbances", 1000)
+    (problem,) = check_sharing.check_random_states(subject)
+    assert "reset() changed the process-wide state of random:" in problem
 
 
 def test_the_command_line_takes_processes(capsys):
