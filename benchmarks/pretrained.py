@@ -170,7 +170,7 @@ def summary(result: dict[str, Any]) -> dict[str, float]:
     """Return the metrics of an iteration that the guide reads."""
     runners = result["env_runners"]
     found = {key: runners.get(key) for key in RUNNER_KEYS}
-    for module, stats in result["learners"].items():
+    for module, stats in result.get("learners", {}).items():
         found |= {f"{module}/{k}": stats[k] for k in LEARNER_KEYS if k in stats}
     found |= {k: v for k, v in result.items() if k in DRIVER_KEYS}
     return {k: round(float(v), 4) for k, v in found.items() if v == v and v is not None}

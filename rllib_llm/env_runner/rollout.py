@@ -18,7 +18,7 @@ from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.slots import ActionSource, Slot
 from rllib_llm.env_runner.task_queue import GroupsWanted, TaskQueue
 from rllib_llm.envs.go_to import go_to, step_from_place
-from rllib_llm.errors import EnvContractError
+from rllib_llm.errors import ConfigError, EnvContractError, MissingExtraError
 
 if TYPE_CHECKING:
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
@@ -404,8 +404,10 @@ class Rollout:
         error: BaseException | None = None,
     ) -> None:
         """End an episode whose environment failed or exceeded a time limit."""
-        if isinstance(error, EnvContractError):
-            raise error  # a bug in the environment's code: a retry would not help
+        # A bug in the environment's code, a setting or a missing package: a retry
+        # would fail as well.
+        if isinstance(error, EnvContractError | ConfigError | MissingExtraError):
+            raise error
         self._replace_env(slot)  # its state is undefined, and its call may hang
         slot.recorder.data.stop_reason = reason
         policy = self._limits.stop_policies[reason]

@@ -25,7 +25,7 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import StopPolicy, StopReason, Task
 from rllib_llm.env_runner.task_groups import TaskSource
-from rllib_llm.errors import EnvContractError
+from rllib_llm.errors import ConfigError, EnvContractError, MissingExtraError
 
 
 def tasks(count, group_size=1):
@@ -211,6 +211,24 @@ def test_an_environment_that_exits_fails_at_once(error, monkeypatch):
     with pytest.raises(EnvContractError, match=f"env_error: {type(error).__name__}"):
         runner.sample(num_episodes=2)
     assert time.perf_counter() - started < 20  # step_timeout_s is 60
+
+
+@pytest.mark.parametrize("method", ["start", "reply"])
+@pytest.mark.parametrize("kind", [ConfigError, MissingExtraError])
+def test_settings_that_an_environment_refuses_are_not_retried(
+    kind, method, monkeypatch
+):
+    calls = []
+
+    def refuse(self, given):
+        calls.append(given)
+        raise kind("levels=9 must be below 5")
+
+    runner = make_runner(Slow, slots=1, max_retries=3)
+    monkeypatch.setattr(Slow, method, refuse)
+    with pytest.raises(kind, match="levels=9 must be below 5"):
+        runner.sample(num_episodes=1)
+    assert len(calls) == 1
 
 
 def test_a_timeout_may_be_kept_and_masked():
