@@ -23,6 +23,7 @@ from rllib_llm.algorithms.driver.replay import ReplayBuffer
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import FILE, REPLAY, episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.data.types import StopPolicy, StopReason
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import parse_conversation
 
@@ -239,6 +240,65 @@ def test_masked_episodes_are_not_kept():
     assert list(drawn(buffer, 1)) == [0]
 
 
+MASKING = {"filters": [{"name": "priority", "effect": "mask"}]}
+
+
+def buffer_of_masked(**replay):
+    config = make_config(GRPOConfig)
+    config.rollouts(**MASKING, stop_policies={"max_turns": "mask"})
+    config.replay(**{"episodes_per_iteration": 16, "keep_masked": True, **replay})
+    config.validate()
+    return ReplayBuffer(config)
+
+
+def test_what_filters_mask_can_be_kept_in_place_of_what_is_trained():
+    buffer = buffer_of_masked()
+    sampled = group(0, [0.0, 1.0, 2.0, 3.0])
+    sampled.mask([1, 3])
+    # Masked by the reason of its end, not by a filter: it is never trained.
+    never = episode_data(sampled[2])
+    never.stop_policy, never.stop_reason = StopPolicy.MASK, StopReason.MAX_TURNS
+    buffer.add(sampled, 0)
+    episodes, _ = buffer.draw(1)
+    assert [episode_data(e).advantage for e in episodes] == [-0.5, 1.5]
+    assert {episode_data(e).stop_policy for e in episodes} == {StopPolicy.TRAIN}
+    only = buffer_of_masked(positive_only=True)
+    only.add(sampled, 0)
+    assert drawn(only, 1) == {3: 1.5}
+
+
+def test_replay_has_a_probability_with_a_schedule():
+    def iterations(probability, first, count=400):
+        buffer = buffer_of(probability=probability, max_age=None)
+        buffer.add(group(0, [0.0, 1.0]), 0)
+        return [bool(drawn(buffer, i)) for i in range(first, first + count)]
+
+    often = iterations(0.3, 1)
+    assert 0.2 < np.mean(often) < 0.4
+    assert often == iterations(0.3, 1)  # resumed runs draw alike
+    schedule = [[0, 0.0], [1000, 1.0]]
+    assert np.mean(iterations(schedule, 1)) < np.mean(iterations(schedule, 600))
+    assert all(iterations(schedule, 1000, 20)) and not any(iterations(0.0001, 1, 20))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_iteration_that_replays_may_learn_from_these_alone(alone):
+    config = make_config(GRPOConfig)
+    config.replay(episodes_per_iteration=16, alone=alone, probability=0.5)
+    config.validate()
+    algo = GRPO.__new__(GRPO)
+    algo.config, algo.metrics, algo._rows = config, MetricsLogger(), None
+    algo._buffer, seen = ReplayBuffer(config), set()
+    for iteration in range(12):
+        algo._iteration = iteration
+        joined = algo.with_stored(group(10 * iteration, [0.0, 1.0], iteration))
+        sources = [episode_data(e).source for e in joined]
+        replays = REPLAY in sources
+        assert sources.count("sampled") == (0 if alone and replays else 2)
+        seen.add(replays)
+    assert seen == {True, False}
+
+
 def test_episodes_leave_by_age_and_metrics_say_so():
     buffer = buffer_of(max_age=2)
     for iteration in range(3):
@@ -274,6 +334,11 @@ def test_a_buffer_on_disk_continues_as_the_one_that_wrote_it(tmp_path):
         ({"coeff": [[5, 1.0], [0, 0.0]]}, "coeff"),
         ({"old_logps": "learner", "loss": "nll"}, "not linear"),
         ({"capacity_tokens": 0}, "capacity_tokens"),
+        ({"keep_masked": True}, "rollouts.filters has none that does"),
+        ({"probability": 1.5}, "probability"),
+        ({"probability": [[0, 0.5], [9, 2.0]]}, "values must be in"),
+        ({"probability": 0.0}, "never replays"),
+        ({"alone": True}, "would never be learned from"),
     ],
 )
 def test_bad_settings_are_named(replay, message):
