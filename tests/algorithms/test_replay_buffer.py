@@ -17,15 +17,18 @@ from learner_helpers import (
     update,
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from team_helpers import set_group_advantages
 
 from rllib_llm import GRPO, GRPOConfig
 from rllib_llm.algorithms.driver.replay import ReplayBuffer
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import FILE, REPLAY, episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.types import StopPolicy, StopReason
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import parse_conversation
+from rllib_llm.recipes import load_recipe
 
 MODULE = "default_policy"
 
@@ -265,6 +268,38 @@ def test_what_filters_mask_can_be_kept_in_place_of_what_is_trained():
     only = buffer_of_masked(positive_only=True)
     only.add(sampled, 0)
     assert drawn(only, 1) == {3: 1.5}
+
+
+def test_rorecomp_compensates_with_the_other_rollouts_of_earlier_iterations():
+    config = load_recipe("rorecomp").config
+    config.replay(probability=1.0, episodes_per_iteration=4)
+    buffer, components = ReplayBuffer(config), DriverComponents(config)
+    lengths = [3, 9, 5, 7]
+    episodes = []
+    for number, reward in enumerate([1.0] * 4 + [0.0] * 4):
+        episode = fake_episode(number, turns=1, reward=reward)
+        episode_data(episode).success = bool(reward)
+        (turn,) = episode.get_extra_model_outputs(columns.TURN)
+        tokens = lengths[number % 4]
+        turn.action_ids = np.arange(20, 20 + tokens, dtype=np.int32)
+        turn.action_logps = np.full(tokens, -1.0, np.float32)
+        episodes.append(episode)
+    sampled, _ = components.select(SampledEpisodes(episodes))
+    set_group_advantages(config, sampled)
+    # Masked, not dropped: advantages compare all eight, also those of the split.
+    spread = np.std([1.0] * 4 + [0.0] * 4, ddof=1)
+    found = [episode_data(e).advantage for e in sampled]
+    assert found == pytest.approx([0.5 / spread] * 4 + [-0.5 / spread] * 4, rel=1e-4)
+    masked = [episode_data(e).stop_policy is StopPolicy.MASK for e in sampled]
+    assert masked == [False, True, False, True, True, False, True, False]
+    buffer.add(sampled, 0)
+    drawn, metrics = buffer.draw(1)
+    assert metrics["num_episodes_stored"] == 4
+    assert [episode_data(e).task.rollout for e in drawn] == [1, 3, 4, 6]
+    for episode in drawn:
+        data = episode_data(episode)
+        assert (data.stop_policy, data.source) == (StopPolicy.TRAIN, REPLAY)
+        assert data.advantage == found[data.task.rollout]
 
 
 def test_replay_has_a_probability_with_a_schedule():

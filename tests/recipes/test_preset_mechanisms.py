@@ -12,20 +12,14 @@ import statistics
 
 import numpy as np
 import pytest
-from learner_helpers import fake_episode
 from preset_helpers import advantages_of, config_of, rollout, searcher
-from team_helpers import set_group_advantages
 
 from rllib_llm.advantages.estimators.anchor import anchors
-from rllib_llm.algorithms.driver.replay import ReplayBuffer
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.assistants.questions import questions_about
 from rllib_llm.assistants.settings import read_assistant
-from rllib_llm.data import columns
-from rllib_llm.data.episode_data import REPLAY, episode_data
-from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.turn_table import TurnTable
-from rllib_llm.data.types import StopPolicy, Task
+from rllib_llm.data.types import Task
 from rllib_llm.recipes import search_spaces
 
 approx = pytest.approx
@@ -309,38 +303,6 @@ def test_rorecomp_keeps_short_successes_and_long_failures():
     ]
     kept = {(t.is_solved, t.num_tokens[0]) for t in left("rorecomp", made)}
     assert kept == {(True, 3), (True, 5), (False, 9), (False, 7)}
-
-
-def test_rorecomp_compensates_with_the_other_rollouts_of_earlier_iterations():
-    config = config_of("rorecomp").copy(copy_frozen=False)
-    config.replay(probability=1.0, episodes_per_iteration=4)
-    buffer, components = ReplayBuffer(config), DriverComponents(config)
-    lengths = [3, 9, 5, 7]
-    episodes = []
-    for number, reward in enumerate([1.0] * 4 + [0.0] * 4):
-        episode = fake_episode(number, turns=1, reward=reward)
-        episode_data(episode).success = bool(reward)
-        (turn,) = episode.get_extra_model_outputs(columns.TURN)
-        tokens = lengths[number % 4]
-        turn.action_ids = np.arange(20, 20 + tokens, dtype=np.int32)
-        turn.action_logps = np.full(tokens, -1.0, np.float32)
-        episodes.append(episode)
-    sampled, _ = components.select(SampledEpisodes(episodes))
-    set_group_advantages(config, sampled)
-    # Masked, not dropped: advantages compare all eight, also those of the split.
-    spread = statistics.stdev([1] * 4 + [0] * 4)
-    found = [episode_data(e).advantage for e in sampled]
-    assert found == approx([0.5 / spread] * 4 + [-0.5 / spread] * 4, rel=1e-4)
-    masked = [episode_data(e).stop_policy is StopPolicy.MASK for e in sampled]
-    assert masked == [False, True, False, True, True, False, True, False]
-    buffer.add(sampled, 0)
-    drawn, metrics = buffer.draw(1)
-    assert metrics["num_episodes_stored"] == 4
-    assert [episode_data(e).task.rollout for e in drawn] == [1, 3, 4, 6]
-    for episode in drawn:
-        data = episode_data(episode)
-        assert (data.stop_policy, data.source) == (StopPolicy.TRAIN, REPLAY)
-        assert data.advantage == found[data.task.rollout]
 
 
 def test_starpo_s_keeps_the_quarter_of_tasks_that_vary_most():
