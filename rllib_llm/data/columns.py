@@ -37,6 +37,9 @@ SOURCE = "source"  # place of the row's SOURCES; absent: all are sampled [B]
 PICTURE_STARTS = "picture_starts"  # column of its first placeholder, or -1 [B, M]
 PICTURE_INDEX = "picture_index"  # its index in the batch's pictures, or -1 [B, M]
 PICTURES = "pictures"  # of the batch: a BatchPictures; absent without pictures
+ALLOWED_TOKENS = (
+    "allowed_tokens"  # bits of a nucleus mask [B, T, ceil(V / 8)]; absent: all
+)
 SUCCESS_SHARE = "success_share"  # solved episodes' share of trained tokens [B], equal
 
 SCORES = "scores"  # of a reward model, at the ends of turns [M]

@@ -155,6 +155,8 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
     del fields["seconds"]
     if not turn.images:  # as records of text were before there were pictures
         del fields["images"]
+    if turn.allowed is None:
+        del fields["allowed"]
     fields["finish"] = str(turn.finish)
     if turn.choice is not None:
         fields["choice"] = [turn.choice.others, turn.choice.weights]

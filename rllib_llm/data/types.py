@@ -135,6 +135,8 @@ class Turn:
         conversation: Number of the conversation among the agent's. ``extends`` refers
             to the ids of this conversation.
         images: The prompt's pictures: digests, and places in ``prompt_ids``.
+        allowed: Bits of the tokens that each sampled one was chosen from, if a nucleus
+            mask restricted them. uint8 [T, ceil(V / 8)]
     """
 
     prompt_ids: np.ndarray
@@ -151,6 +153,7 @@ class Turn:
     version_changes: VersionChanges = ()
     conversation: int = 0
     images: tuple[PictureRef, ...] = ()
+    allowed: np.ndarray | None = None
 
     @property
     def token_versions(self) -> np.ndarray:

@@ -128,6 +128,8 @@ class Generation:
         seconds: Wall time from submission to the last token.
         version_changes: Updates of the weights in the middle of the turn: index of the
             first token that the new weights sampled, and their version.
+        allowed: Bits of the tokens that each one was chosen from, if the engine
+            restricts them. uint8 [T, ceil(V / 8)]
     """
 
     request_id: int
@@ -138,6 +140,7 @@ class Generation:
     weights_version: int
     seconds: float
     version_changes: VersionChanges = ()
+    allowed: np.ndarray | None = None
 
     @property
     def token_versions(self) -> np.ndarray:

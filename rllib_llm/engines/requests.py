@@ -123,6 +123,7 @@ class Request:
         "_limit",
         "_start_time",
         "_versions",
+        "allowed",
         "is_counted",
         "logps",
         "params",
@@ -147,6 +148,7 @@ class Request:
         self.uniforms = draw_uniforms(params.seed, self._limit)  # [limit]
         self.stop_ids = frozenset(params.stop_token_ids)
         self.logps: list[float] = []
+        self.allowed: list[np.ndarray] = []  # one per token, with a nucleus mask
         self._versions: list[tuple[int, int]] = []
         self._start_time = time.perf_counter()
 
@@ -217,6 +219,7 @@ class Request:
             session_id=self.session.session_id,
             token_ids=np.array(self.session.history[self.prompt_length :], np.int32),
             logps=np.array(self.logps, np.float32),
+            allowed=np.stack(self.allowed) if self.allowed else None,
             finish=reason,
             weights_version=self._versions[0][1],
             version_changes=tuple(self._versions[1:]),

@@ -15,15 +15,22 @@ class SlotTable:
         max_slots: Number of rows.
         max_length: Maximum tokens of a row.
         device: Device of the cache.
+        cache_class: Class of the cache.
 
     Attributes:
         owners: The session of each row, or None.
     """
 
-    def __init__(self, max_slots: int, max_length: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_slots: int,
+        max_length: int,
+        device: torch.device,
+        cache_class: type[SlotCache] = SlotCache,
+    ) -> None:
         """Create an empty table."""
         self.max_slots = max_slots
-        self.cache = SlotCache(max_slots, max_length, device)
+        self.cache = cache_class(max_slots, max_length, device)
         self.owners: list[Session | None] = [None] * max_slots
         self._free = list(range(max_slots - 1, -1, -1))  # lowest row last
         self._clock = 0

@@ -110,6 +110,22 @@ class BatchSampler:
         return both[0].astype(np.int64), both[1].astype(np.float32)
 
 
+def nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Return the smallest sets of most likely tokens with probability ``top_p``.
+
+    Args:
+        logits: Next-token logits, any float type. [B, V]
+        top_p: Probability, in (0, 1).
+
+    Returns:
+        bool [B, V]
+    """
+    logps = torch.log_softmax(logits.float(), dim=-1)
+    everything = torch.full((len(logps),), _ALL, device=logps.device)
+    share = torch.full((len(logps),), top_p, device=logps.device)
+    return _cut_tails(logps, everything, share) > -torch.inf
+
+
 def _invert_cdf(logps: Tensor, uniforms: np.ndarray) -> Tensor:
     """Return the first token whose cumulative probability exceeds the uniform. [B]."""
     # float64: in float32 the sum over a large vocabulary loses rare tokens.

@@ -25,12 +25,14 @@ from rllib_llm.engines.base import (
 )
 from rllib_llm.engines.decode_batch import DecodeBatch
 from rllib_llm.engines.model_runner import ModelRunner
+from rllib_llm.engines.nucleus_mask import MaskedRunner, PairedCache
 from rllib_llm.engines.prefix_sharing import share_prefixes
 from rllib_llm.engines.requests import Request, Session, check_submit, common_prefix
 from rllib_llm.engines.scheduling import PREFILL_CHUNK, is_prefill_due, split_group
-from rllib_llm.engines.slot_cache import new_columns, row_length
+from rllib_llm.engines.slot_cache import SlotCache, new_columns, row_length
 from rllib_llm.engines.slot_table import SlotTable
 from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.modules.nucleus_mask import pack_bits
 from rllib_llm.pictures.features import EngineFeatures
 from rllib_llm.pictures.placement import PlacedPicture, keys, moved
 from rllib_llm.pictures.text_part import TextPart
@@ -79,6 +81,9 @@ class TorchEngine(GenerationEngine):
             reads text alone.
         vocabulary: Number of ids that may be sampled, from 0; None means all. Models
             often have more output rows than their tokenizer has tokens.
+        mask_policy: A model whose nucleus restricts the tokens; results then hold the
+            tokens that each was chosen from. Without ``others`` and ``pictures``.
+        mask_top_p: Probability of that nucleus, in (0, 1).
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -104,6 +109,8 @@ class TorchEngine(GenerationEngine):
         others: Sequence[nn.Module] = (),
         vocabulary: int | None = None,
         pictures: ImageSpec | None = None,
+        mask_policy: nn.Module | None = None,
+        mask_top_p: float = 0.9,
     ) -> None:
         """Check the model and settings; the cache is allocated on first use."""
         if max_slots < 1 or max_context_tokens < 2:
@@ -118,7 +125,20 @@ class TorchEngine(GenerationEngine):
         if pictures is not None:
             self._pictures = EngineFeatures(model, pictures)
             text_model = TextPart(model)
-        self._runner = ModelRunner(text_model, device, forward, others)
+        cache_class = SlotCache
+        self._is_masked = mask_policy is not None
+        if mask_policy is None:
+            self._runner = ModelRunner(text_model, device, forward, others)
+        else:
+            if others or pictures is not None:
+                raise ConfigError(
+                    "mask_policy does not go with others or pictures. Build one engine "
+                    "per model of text, or leave mask_policy out."
+                )
+            cache_class = PairedCache
+            self._runner = MaskedRunner(
+                model, mask_policy, mask_top_p, vocabulary, device, forward
+            )
         self._num_models = 1 + len(others)
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
@@ -135,7 +155,9 @@ class TorchEngine(GenerationEngine):
                     f"bytes of one session of {max_context_tokens} tokens. Raise the "
                     "budget (kv_cache_gib in a config) or lower max_context_tokens."
                 )
-        self._table = SlotTable(max_slots, max_context_tokens, self._runner.device)
+        self._table = SlotTable(
+            max_slots, max_context_tokens, self._runner.device, cache_class
+        )
         self._sessions: dict[SessionId, Session] = {}
         self._requests: dict[int, Request] = {}
         self._running = self._batch([])  # rows 0, 1, 2, ...
@@ -427,6 +449,10 @@ class TorchEngine(GenerationEngine):
         if not np.isfinite(logps).all():
             self._fail_on_nan()
         self._stats["decoded_tokens"] += len(batch)
+        if self._is_masked:
+            allowed = pack_bits(logits[:, : self._vocabulary] > -torch.inf)
+            for request, bits in zip(batch.requests, allowed, strict=True):
+                request.allowed.append(bits)
         ended = batch.accept(tokens.tolist(), logps.tolist(), self._tokenizer)
         for request in ended:
             del self._requests[request.request_id]

@@ -122,6 +122,7 @@ def _engine_of(
             model_config={
                 **frozen.language_model_config(),
                 "reference": False,
+                "mask_policy": False,
                 "value_head": None,
             },
         )

@@ -127,4 +127,5 @@ def sampled_turn(result: Generation, agent_state: AgentState) -> Turn:
         seconds=result.seconds,
         version_changes=result.version_changes,
         conversation=agent_state.data.conversation,
+        allowed=result.allowed,
     )

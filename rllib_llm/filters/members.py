@@ -76,8 +76,8 @@ def roc(
 def priority(table: TurnTable, *, alpha: float = 0.5) -> np.ndarray:
     """Keep the shortest solved and the longest unsolved rollouts of each task.
 
-    Length is the number of sampled tokens. The paper keeps the others for compensation
-    batches; here they are removed.
+    Length is the number of sampled tokens. With ``effect: mask`` and
+    ``replay.keep_masked`` the others return in compensation batches, as in the paper.
 
     Args:
         table: Whole groups.

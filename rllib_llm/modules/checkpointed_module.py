@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HF_FOLDER = "hf"
 CRITIC = "value_head."
 _REFERENCE = "reference."
+_MASK_POLICY = "mask_policy."
 _BASE = "base_fingerprint"
 
 
@@ -41,6 +42,8 @@ class CheckpointedModule(TorchRLModule):
     # The frozen copy, or empty: in a tuple, which nn.Module does not register, since
     # it must neither be trained nor synced.
     _reference: tuple[nn.Module, ...]
+    # An earlier copy of the policy, or empty: synced, but not trained.
+    _mask_policy: tuple[nn.Module, ...]
     _base: np.ndarray  # fingerprint of the base model under LoRA, else empty
 
     def shared_tensors(
@@ -67,6 +70,8 @@ class CheckpointedModule(TorchRLModule):
             # the state.
             persistent = self.state_dict(keep_vars=True)
             tensors |= {n: b for n, b in self.named_buffers() if n in persistent}
+        for lm in self._mask_policy:
+            tensors |= {_MASK_POLICY + n: p for n, p in lm.named_parameters()}
         # EnvRunners have no critic.
         if inference_only:
             return {n: t for n, t in tensors.items() if not n.startswith(CRITIC)}
@@ -92,7 +97,7 @@ class CheckpointedModule(TorchRLModule):
 
     @override(TorchRLModule)
     def set_state(self, state_dict: Mapping[str, np.ndarray]) -> None:
-        """Load the state of a whole policy; critic and reference may be missing.
+        """Load the state of a whole policy; only its language model must be there.
 
         Raises:
             CheckpointError: If it is incomplete or belongs to another model.
@@ -104,6 +109,8 @@ class CheckpointedModule(TorchRLModule):
             source = {n: t for n, t in source.items() if not n.startswith(CRITIC)}
         if not self._reference:
             source = {n: t for n, t in source.items() if not n.startswith(_REFERENCE)}
+        if not self._mask_policy:
+            source = {n: t for n, t in source.items() if not n.startswith(_MASK_POLICY)}
         what = f"policy {type(self).__name__}"
         if base is not None and self.model_config["lora"]:
             state.check_fingerprint(self._base, base, what)
@@ -111,7 +118,7 @@ class CheckpointedModule(TorchRLModule):
             self.shared_tensors(),
             state.unpack(source),
             what,
-            optional=(CRITIC, _REFERENCE),
+            optional=(CRITIC, _REFERENCE, _MASK_POLICY),
         )
 
     def refresh_reference(self) -> None:
@@ -122,14 +129,27 @@ class CheckpointedModule(TorchRLModule):
         for lm in self._reference:
             lm.load_state_dict(self.lm.state_dict())
 
+    @property
+    def mask_policy(self) -> nn.Module | None:
+        """The model whose nucleus restricts the tokens; None without one."""
+        return self._mask_policy[0] if self._mask_policy else None
+
+    def refresh_mask_policy(self) -> None:
+        """Copy the policy's weights to the mask policy, if there is one."""
+        for lm in self._mask_policy:
+            lm.load_state_dict(self.lm.state_dict())
+
     def share_parameters_with(self, other: CheckpointedModule) -> None:
         """Use the tensors of ``other`` from now on, so that no sync is needed."""
-        sources = dict(other.lm.named_parameters()) | dict(other.lm.named_buffers())
-        targets = dict(self.lm.named_parameters()) | dict(self.lm.named_buffers())
-        for name, tensor in targets.items():
-            # `.data`, so that the module's Parameter objects, which optimisers and
-            # engines hold, stay the same.
-            tensor.data = sources[name].data
+        for ours, theirs in zip(
+            (self.lm, *self._mask_policy), (other.lm, *other._mask_policy), strict=True
+        ):
+            sources = dict(theirs.named_parameters()) | dict(theirs.named_buffers())
+            targets = dict(ours.named_parameters()) | dict(ours.named_buffers())
+            for name, tensor in targets.items():
+                # `.data`, so that the module's Parameter objects, which optimisers and
+                # engines hold, stay the same.
+                tensor.data = sources[name].data
 
     @override(RLModule)
     def save_to_path(

@@ -35,6 +35,7 @@ from rllib_llm.modules.lora import (
     lora_settings,
     share_base,
 )
+from rllib_llm.modules.nucleus_mask import forbid, mask_policy
 from rllib_llm.modules.picture_inputs import row_inputs
 from rllib_llm.modules.reference import check_present, frozen_reference
 from rllib_llm.modules.token_distribution import TokenLogps
@@ -62,6 +63,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
     - ``reference``: whether to keep a frozen copy for KL penalties. Under LoRA the base
       model without its adapter is the reference, which needs no copy.
     - ``ref_model``: None, or the folder of the reference, if it is another model.
+    - ``mask_policy``: whether to keep an earlier copy of the policy, whose nucleus
+      restricts the tokens.
     - ``temperature``: the sampling temperature. The Learner's log-probabilities are
       those of the tempered distribution, as in sampling.
     - ``vocabulary``: None, or the number of the tokenizer's ids. Models often have more
@@ -115,6 +118,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             self._reference = ()
             if not self.inference_only:
                 self._reference = frozen_reference(self.lm, config)
+            self._mask_policy = mask_policy(self.lm, config)
             self._base = np.zeros(0, np.float32)
             if lora is not None:
                 # Before the adapters are added: checkpoints identify the base by it.
@@ -272,8 +276,10 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             mask = read(batch, Columns.LOSS_MASK)[:, 1:]
             rows, cols = places(mask, ids.device)  # 2 x [N]
             where, temperature = (rows, cols + 1), self.model_config["temperature"]
+            allowed = batch.get(columns.ALLOWED_TOKENS)
+            bits = None if allowed is None else allowed[where]
             hidden, logp, entropy = self._token_scores(
-                lm, batch, (rows, cols), ids[where], temperature
+                lm, batch, (rows, cols), ids[where], temperature, bits
             )
         scores = hidden.new_zeros((*ids.shape, 2), dtype=torch.float32)
         pairs = torch.stack([logp.float(), entropy.float()], dim=-1)
@@ -301,6 +307,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         before: tuple[torch.Tensor, torch.Tensor],
         taken: torch.Tensor,
         temperature: float,
+        allowed: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return log-probabilities and entropies of tokens.
 
@@ -310,6 +317,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             before: Row and column of the token before each one. 2 x [N]
             taken: Their ids. [N]
             temperature: Divisor of the logits.
+            allowed: Bits of the tokens that each could be; None: all.
+                uint8 [N, ceil(V / 8)]
 
         Returns:
             Hidden states of the rows, or of the packed row, log-probabilities [N] and
@@ -322,7 +331,9 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             if self._trunk_and_head_suffice:
                 hidden = self._row_hidden(lm, batch)
                 # Logits of the scored positions alone, not of whole rows.
-                scores = self._head_scores(lm, hidden[before], taken, temperature)
+                scores = self._head_scores(
+                    lm, hidden[before], taken, temperature, allowed
+                )
             else:
                 out = lm(
                     output_hidden_states=True,
@@ -330,7 +341,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
                     **self._inputs(lm, batch),
                 )
                 hidden, logits = out.hidden_states[-1], out.logits[before]
-                scores = self._logit_scores(logits, taken, temperature)
+                scores = self._logit_scores(logits, taken, temperature, allowed)
         return hidden, *scores
 
     def _row_hidden(self, lm: nn.Module, batch: Batch) -> torch.Tensor:
@@ -352,6 +363,7 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         hidden: torch.Tensor,
         taken: torch.Tensor,
         temperature: float,
+        allowed: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities and entropies. hidden [N, D], taken [N] -> 2 x [N]
 
@@ -360,25 +372,31 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         """
         chunk = self.model_config.get("head_chunk_tokens") or len(taken)
         if len(taken) <= chunk:
-            return self._logit_scores(self._head(lm, hidden), taken, temperature)
+            logits = self._head(lm, hidden)
+            return self._logit_scores(logits, taken, temperature, allowed)
 
         def score(
-            part: torch.Tensor, ids: torch.Tensor
+            part: torch.Tensor, ids: torch.Tensor, bits: torch.Tensor | None = None
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            return self._logit_scores(self._head(lm, part), ids, temperature)
+            return self._logit_scores(self._head(lm, part), ids, temperature, bits)
 
+        inputs = (hidden, taken) if allowed is None else (hidden, taken, allowed)
         parts = [
-            checkpoint(score, *pair, use_reentrant=False)
-            for pair in zip(hidden.split(chunk), taken.split(chunk), strict=True)
+            checkpoint(score, *chunks, use_reentrant=False)
+            for chunks in zip(*(each.split(chunk) for each in inputs), strict=True)
         ]
         logps, entropies = zip(*parts, strict=True)
         return torch.cat(logps), torch.cat(entropies)
 
     def _logit_scores(
-        self, logits: torch.Tensor, taken: torch.Tensor, temperature: float
+        self,
+        logits: torch.Tensor,
+        taken: torch.Tensor,
+        temperature: float,
+        allowed: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         # Without output rows that have no token: the engines exclude them as well.
-        logits = logits[:, : self.vocabulary]
+        logits = forbid(logits[:, : self.vocabulary], allowed)
         return token_logps_and_entropy(logits, taken, temperature=temperature)
 
     def _autocast(self, device: torch.device) -> torch.autocast:
@@ -441,9 +459,9 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         return ["value_head"]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LLMRLModule:
-        """Apply ``fn`` (e.g. ``.to(device)``) to the unregistered reference as well."""
+        """Apply ``fn`` (e.g. ``.to(device)``) to the unregistered models as well."""
         super()._apply(fn, recurse)
-        for lm in self._reference:
+        for lm in (*self._reference, *self._mask_policy):
             lm._apply(fn, recurse)
         if self.model_config["lora"]:
             self._share_base()  # fn has replaced the tensors, e.g. on another device

@@ -28,7 +28,7 @@ def frozen_reference(lm: nn.Module, config: dict[str, Any]) -> tuple[nn.Module, 
     model = config.get("ref_model")
     if model is None:
         # Under LoRA it is the base without its adapter.
-        return () if config["lora"] else (_frozen(copy.deepcopy(lm)),)
+        return () if config["lora"] else (frozen(copy.deepcopy(lm)),)
     try:
         loading.check_model_path(model)
     except ModelError:
@@ -39,7 +39,7 @@ def frozen_reference(lm: nn.Module, config: dict[str, Any]) -> tuple[nn.Module, 
     loaded = loading.load_causal_lm(
         model, config["dtype"], needs_weights=True, **kwargs
     )
-    return (_frozen(loaded.to(loading.placement())),)
+    return (frozen(loaded.to(loading.placement())),)
 
 
 def check_present(config: dict[str, Any]) -> None:
@@ -55,5 +55,6 @@ def check_present(config: dict[str, Any]) -> None:
         )
 
 
-def _frozen(lm: nn.Module) -> nn.Module:
+def frozen(lm: nn.Module) -> nn.Module:
+    """Return a model in evaluation mode, none of whose parameters is trained."""
     return lm.requires_grad_(False).eval()

@@ -136,6 +136,14 @@ def updated(algo: str, env: Any = None, **sections: Any) -> tuple[Any, Any]:
     return learner, results
 
 
+def mask_policy_after(algo: str, env: Any = None, **sections: Any) -> np.ndarray:
+    """Return the mask policy's weights after an update."""
+    learner, _ = updated(algo, env, **sections)
+    module = learner.module["default_policy"].unwrapped()
+    weights = [p.detach().flatten() for p in module.mask_policy.parameters()]
+    return torch.cat(weights).numpy()
+
+
 def one_pass(algo: str, env: Any = None, **sections: Any) -> np.ndarray:
     """Return all weights after the only step of an update."""
     training = {"num_epochs": 1, "minibatch_size": None, **sections.pop("training", {})}

@@ -58,6 +58,40 @@ def replayed(algo: str, env: Any = None, **sections: Any) -> list[Any]:
     return seen
 
 
+def left_over(algo: str, env: Any = None, **sections: Any) -> list[Any]:
+    """Return what is drawn after a filter has masked two of four episodes."""
+    config = make_config(GRPOConfig)
+    config.rollouts(filters=[{"name": "priority", "effect": "mask"}])
+    config.replay(**{"episodes_per_iteration": 4, **sections["replay"]})
+    config.validate()
+    buffer = ReplayBuffer(config)
+    episodes = [fake_episode(number, reward=float(number)) for number in range(4)]
+    for number, episode in enumerate(episodes):
+        episode_data(episode).advantage = number - 1.5
+    sampled = SampledEpisodes(episodes)
+    sampled.mask([0, 3])
+    buffer.add(sampled, 0)
+    return drawn_by(buffer, 1)
+
+
+def joining(algo: str, env: Any = None, **sections: Any) -> list[Any]:
+    """Return the origins of the episodes of some updates."""
+    buffer = replay_buffer(**sections["replay"])
+    made = GRPO.__new__(GRPO)
+    made.config, made.metrics = buffer.config, MetricsLogger()
+    made._rows, made._buffer = None, buffer
+    seen = []
+    for iteration in range(6):
+        made._iteration = iteration
+        rewards = [0.0, 1.0]
+        episodes = [fake_episode(i, reward=r) for i, r in enumerate(rewards)]
+        for episode, reward in zip(episodes, rewards, strict=True):
+            episode_data(episode).advantage = reward - 0.5
+        joined = made.with_stored(SampledEpisodes(episodes))
+        seen.append([episode_data(e).source for e in joined])
+    return seen
+
+
 def with_replayed(algo: str, env: Any = None, **sections: Any) -> Any:
     """Return the gradient of two sampled and two replayed episodes."""
     config = make_config(GRPOConfig)

@@ -8,6 +8,7 @@ from setting_candidates import BEST, candidate_scores, saved_turns, spliced
 from setting_effect import needing, of
 from setting_looks import (
     driven,
+    mask_policy_after,
     one_pass,
     rows,
     runner_of,
@@ -61,7 +62,14 @@ from setting_places import (
     sync_dtype,
     transferred,
 )
-from setting_replay import mixed_rows, replayed, with_replayed, with_written
+from setting_replay import (
+    joining,
+    left_over,
+    mixed_rows,
+    replayed,
+    with_replayed,
+    with_written,
+)
 from setting_runs import (
     all_rows,
     answering_model,
@@ -152,6 +160,10 @@ GENERATION = {
     "max_new_tokens": of(sampled_turns, "PPO", 2, 4),
     "max_context_tokens": of(sampled_turns, "PPO", 100),
     "temperature": of(sampled_turns, "PPO", 0.5),
+    "mask_top_p": of(sampled_turns, "PPO", 0.2),
+    "mask_update_iters": needing(
+        of(mask_policy_after, "PPO", 1), own={"mask_top_p": 0.9}
+    ),
     "top_p": of(evaluated, "PPO", 0.1),
     "top_k": of(evaluated, "PPO", 1),
     "stop_strings": of(sampled_turns, "PPO", list("abcdefghijklmnopqrstuvwxyz")),
@@ -364,6 +376,9 @@ REPLAY = {
     "max_age": of(replayed, "GRPO", 1),
     "keep": of(replayed, "GRPO", "success"),
     "positive_only": of(replayed, "GRPO", True),
+    "keep_masked": of(left_over, "GRPO", True),
+    "probability": of(replayed, "GRPO", 0.5),
+    "alone": needing(of(joining, "GRPO", True), own={"probability": 0.5}),
     "draw": of(replayed, "GRPO", "recency"),
     "alpha": needing(of(replayed, "GRPO", 9.0), own={"draw": "priority"}),
     "advantages": of(replayed, "GRPO", "rebased"),

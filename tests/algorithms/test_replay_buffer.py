@@ -17,14 +17,18 @@ from learner_helpers import (
     update,
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from team_helpers import set_group_advantages
 
 from rllib_llm import GRPO, GRPOConfig
 from rllib_llm.algorithms.driver.replay import ReplayBuffer
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import FILE, REPLAY, episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.data.types import StopPolicy, StopReason
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import parse_conversation
+from rllib_llm.recipes import load_recipe
 
 MODULE = "default_policy"
 
@@ -239,6 +243,97 @@ def test_masked_episodes_are_not_kept():
     assert list(drawn(buffer, 1)) == [0]
 
 
+MASKING = {"filters": [{"name": "priority", "effect": "mask"}]}
+
+
+def buffer_of_masked(**replay):
+    config = make_config(GRPOConfig)
+    config.rollouts(**MASKING, stop_policies={"max_turns": "mask"})
+    config.replay(**{"episodes_per_iteration": 16, "keep_masked": True, **replay})
+    config.validate()
+    return ReplayBuffer(config)
+
+
+def test_what_filters_mask_can_be_kept_in_place_of_what_is_trained():
+    buffer = buffer_of_masked()
+    sampled = group(0, [0.0, 1.0, 2.0, 3.0])
+    sampled.mask([1, 3])
+    # Masked by the reason of its end, not by a filter: it is never trained.
+    never = episode_data(sampled[2])
+    never.stop_policy, never.stop_reason = StopPolicy.MASK, StopReason.MAX_TURNS
+    buffer.add(sampled, 0)
+    episodes, _ = buffer.draw(1)
+    assert [episode_data(e).advantage for e in episodes] == [-0.5, 1.5]
+    assert {episode_data(e).stop_policy for e in episodes} == {StopPolicy.TRAIN}
+    only = buffer_of_masked(positive_only=True)
+    only.add(sampled, 0)
+    assert drawn(only, 1) == {3: 1.5}
+
+
+def test_rorecomp_compensates_with_the_other_rollouts_of_earlier_iterations():
+    config = load_recipe("rorecomp").config
+    config.replay(probability=1.0, episodes_per_iteration=4)
+    buffer, components = ReplayBuffer(config), DriverComponents(config)
+    lengths = [3, 9, 5, 7]
+    episodes = []
+    for number, reward in enumerate([1.0] * 4 + [0.0] * 4):
+        episode = fake_episode(number, turns=1, reward=reward)
+        episode_data(episode).success = bool(reward)
+        (turn,) = episode.get_extra_model_outputs(columns.TURN)
+        tokens = lengths[number % 4]
+        turn.action_ids = np.arange(20, 20 + tokens, dtype=np.int32)
+        turn.action_logps = np.full(tokens, -1.0, np.float32)
+        episodes.append(episode)
+    sampled, _ = components.select(SampledEpisodes(episodes))
+    set_group_advantages(config, sampled)
+    # Masked, not dropped: advantages compare all eight, also those of the split.
+    spread = np.std([1.0] * 4 + [0.0] * 4, ddof=1)
+    found = [episode_data(e).advantage for e in sampled]
+    assert found == pytest.approx([0.5 / spread] * 4 + [-0.5 / spread] * 4, rel=1e-4)
+    masked = [episode_data(e).stop_policy is StopPolicy.MASK for e in sampled]
+    assert masked == [False, True, False, True, True, False, True, False]
+    buffer.add(sampled, 0)
+    drawn, metrics = buffer.draw(1)
+    assert metrics["num_episodes_stored"] == 4
+    assert [episode_data(e).task.rollout for e in drawn] == [1, 3, 4, 6]
+    for episode in drawn:
+        data = episode_data(episode)
+        assert (data.stop_policy, data.source) == (StopPolicy.TRAIN, REPLAY)
+        assert data.advantage == found[data.task.rollout]
+
+
+def test_replay_has_a_probability_with_a_schedule():
+    def iterations(probability, first, count=400):
+        buffer = buffer_of(probability=probability, max_age=None)
+        buffer.add(group(0, [0.0, 1.0]), 0)
+        return [bool(drawn(buffer, i)) for i in range(first, first + count)]
+
+    often = iterations(0.3, 1)
+    assert 0.2 < np.mean(often) < 0.4
+    assert often == iterations(0.3, 1)  # resumed runs draw alike
+    schedule = [[0, 0.0], [1000, 1.0]]
+    assert np.mean(iterations(schedule, 1)) < np.mean(iterations(schedule, 600))
+    assert all(iterations(schedule, 1000, 20)) and not any(iterations(0.0001, 1, 20))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_iteration_that_replays_may_learn_from_these_alone(alone):
+    config = make_config(GRPOConfig)
+    config.replay(episodes_per_iteration=16, alone=alone, probability=0.5)
+    config.validate()
+    algo = GRPO.__new__(GRPO)
+    algo.config, algo.metrics, algo._rows = config, MetricsLogger(), None
+    algo._buffer, seen = ReplayBuffer(config), set()
+    for iteration in range(12):
+        algo._iteration = iteration
+        joined = algo.with_stored(group(10 * iteration, [0.0, 1.0], iteration))
+        sources = [episode_data(e).source for e in joined]
+        replays = REPLAY in sources
+        assert sources.count("sampled") == (0 if alone and replays else 2)
+        seen.add(replays)
+    assert seen == {True, False}
+
+
 def test_episodes_leave_by_age_and_metrics_say_so():
     buffer = buffer_of(max_age=2)
     for iteration in range(3):
@@ -274,6 +369,11 @@ def test_a_buffer_on_disk_continues_as_the_one_that_wrote_it(tmp_path):
         ({"coeff": [[5, 1.0], [0, 0.0]]}, "coeff"),
         ({"old_logps": "learner", "loss": "nll"}, "not linear"),
         ({"capacity_tokens": 0}, "capacity_tokens"),
+        ({"keep_masked": True}, "rollouts.filters has none that does"),
+        ({"probability": 1.5}, "probability"),
+        ({"probability": [[0, 0.5], [9, 2.0]]}, "values must be in"),
+        ({"probability": 0.0}, "never replays"),
+        ({"alone": True}, "would never be learned from"),
     ],
 )
 def test_bad_settings_are_named(replay, message):

@@ -15,6 +15,7 @@ from ray.rllib.core.columns import Columns
 from rllib_llm.advantages.gae import token_gae
 from rllib_llm.advantages.turn_gae import bilevel_gae, length_adaptive_lambda
 from rllib_llm.data import columns
+from rllib_llm.modules.nucleus_mask import unpack_bits
 from rllib_llm.recipes import load_recipe
 
 SMALL = (
@@ -168,6 +169,20 @@ def turn_ppo(seen):
     assert 0 < learned["vf_loss"] < 10
 
 
+def nlpo(seen):
+    """Tokens come from the recorded sets, to which the Learner is restricted, too."""
+    for batch in seen.batches:
+        mask, bits = batch[Columns.LOSS_MASK], batch[columns.ALLOWED_TOKENS]
+        allowed = unpack_bits(bits[mask], 8 * bits.shape[-1])
+        taken = batch[columns.INPUT_IDS][mask]
+        assert allowed.gather(1, taken[:, None]).all()
+        sizes = allowed.sum(-1)
+        assert 1 < sizes.float().mean() < 0.9 * len(allowed[0])
+        old, recorded = batch[Columns.ACTION_LOGP], batch[columns.BEHAVIOUR_LOGP]
+        torch.testing.assert_close(old[mask], recorded[mask], atol=1e-4, rtol=0)
+        assert columns.REF_LOGP in batch
+
+
 def same_but_whitened(found, expected):
     """Return whether all batches' advantages are equal up to shift and scale."""
     for one, other in zip(found, expected, strict=True):
@@ -176,7 +191,8 @@ def same_but_whitened(found, expected):
     return sum(np.ptp(x) > 1e-4 for x in expected) > 5
 
 
-CASES = {f.__name__: f for f in (dapo, gspo, cispo, sapo, vapo, bilevel_ppo, turn_ppo)}
+CHECKS = (dapo, gspo, cispo, sapo, vapo, bilevel_ppo, turn_ppo, nlpo)
+CASES = {check.__name__: check for check in CHECKS}
 
 
 @pytest.mark.slow

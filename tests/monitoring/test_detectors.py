@@ -10,6 +10,7 @@ import pytest
 from rllib_llm.errors import ConfigError
 from rllib_llm.monitoring.alarms import detectors
 from rllib_llm.monitoring.alarms.catalogue import ALARMS
+from rllib_llm.monitoring.alarms.metric_history import History
 from rllib_llm.monitoring.alarms.settings import bind_alarms
 
 NAN = math.nan
@@ -196,3 +197,23 @@ def test_a_spike_is_compared_with_what_came_before_it():
     # The median of 1, 1 and 10 is 1; that of the last three is 10.
     found = detectors.has_spiked([1.0, 1.0, 10.0, 11.0], factor=10.0, history=3)
     assert found is not None and "11 times" in found
+
+
+def test_updates_of_replayed_rows_alone_have_no_values_of_sampled_ones():
+    history = History()
+
+    def add(iteration, **learner):
+        result = {"training_iteration": iteration, "env_runners": {}}
+        history.add({**result, "learners": {"default_policy": learner}})
+
+    def series(name):
+        return history.series(f"learners/<module>/{name}", "default_policy")
+
+    add(1, total_loss=0.1, policy_loss=0.2, entropy=0.5)
+    add(2, total_loss=0.1, policy_loss=NAN, entropy=NAN, replay_token_frac=1.0)
+    assert series("policy_loss") == [0.2] and series("entropy") == [0.5]
+    assert series("total_loss") == [0.1, 0.1]
+    # A loss that is not finite is still seen, there and beside sampled rows.
+    add(3, total_loss=NAN, policy_loss=NAN, replay_token_frac=1.0)
+    add(4, total_loss=0.1, policy_loss=NAN, replay_token_frac=0.5)
+    assert math.isnan(series("total_loss")[2]) and math.isnan(series("policy_loss")[1])

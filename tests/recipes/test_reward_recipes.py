@@ -109,7 +109,8 @@ def grpo_roc(played, left, result):
 
 
 def rorecomp(played, left, result):
-    kept = {(t.task.group_id, t.task.rollout) for t in left}
+    kept = {(t.task.group_id, t.task.rollout) for t in left if t.is_trained}
+    assert len(kept) < len(played)
     for group in {t.task.group_id for t in played}:
         for solved in (True, False):
             of = [
@@ -270,7 +271,11 @@ def test_good_and_bad_rollouts_differ_as_in_the_paper(name):
     components = DriverComponents(config)
     parts = components.only.rewards(played, iteration=1)
     results, shares = components.only.filters(TurnTable(played))
-    left = [t for t, v in zip(played, results, strict=True) if not v.is_dropped]
+    left = [
+        t
+        for t, v in zip(played, results, strict=True)
+        if not (v.is_dropped or v.is_masked)
+    ]
     reward_parts = {part: p.sum() / len(played) for part, p in parts.items()}
     assert returns(played).std() > 0.05
     CASES[name][0](

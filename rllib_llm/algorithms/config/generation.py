@@ -89,6 +89,15 @@ class GenerationSettings(DeclaredSettings):
     top_k: NonNegativeInt = setting(
         0, "Top-k sampling, evaluation only (must be 0 in training)."
     )
+    mask_top_p: Annotated[float, Interval(gt=0, lt=1)] | None = setting(
+        None,
+        """Restrict tokens, in sampling and in training, to this nucleus of a *mask
+        policy*, an earlier copy of the policy (NLPO); None: all tokens. Evaluation
+        is not restricted.""",
+    )
+    mask_update_iters: PositiveInt = setting(
+        20, "Updates after which the mask policy becomes a copy of the policy."
+    )
     stop_strings: Sequence[Annotated[str, MinLen(1)]] = setting(
         (), "Texts that end a turn, beside the end-of-turn token."
     )

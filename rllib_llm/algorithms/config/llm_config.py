@@ -267,6 +267,7 @@ class LLMConfigMixin(
             "value_model": self.lm_value_model,
             "reference": self.uses_reference,
             "ref_model": self.resolved_ref_model,
+            "mask_policy": self.mask_top_p is not None,
             "temperature": self.temperature,
             "vocabulary": self._vocabulary(),
             # Equal in all processes: new heads and adapters must start with the same

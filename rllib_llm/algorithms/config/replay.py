@@ -16,7 +16,13 @@ from rllib_llm.components.registry import Spec, Specs
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import Filters
 from rllib_llm.offline.episode_store import DRAWS
-from rllib_llm.schema import NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt
+from rllib_llm.schema import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveInt,
+)
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.grpo.grpo import GRPOConfig
@@ -45,6 +51,21 @@ class ReplaySettings(DeclaredSettings):
     )
     replay_keep: Specs = setting(
         (), "Filters of the episodes that are kept, e.g. ``success``."
+    )
+    replay_keep_masked: bool = setting(
+        False,
+        """Keep the episodes that ``rollouts.filters`` mask (``effect: mask``), in place
+        of those that are trained; replayed, they are trained.""",
+    )
+    replay_probability: Fraction | Schedule = setting(
+        1.0,
+        """Probability that an iteration replays episodes: a number, or pairs
+        ``[[0, value], [iteration, value], ...]``, interpolated linearly.""",
+    )
+    replay_alone: bool = setting(
+        False,
+        """An iteration that replays episodes learns from these alone (RoRecomp's
+        compensation batches).""",
     )
     replay_positive_only: bool = setting(
         False,
@@ -117,7 +138,41 @@ def validate_replay(config: GRPOConfig) -> None:
         why = "it is for replay.advantages='rebased'. Leave it out."
         refuse_without_effect(config, ("replay_window",), why)
     Filters(config.replay_keep, turns_may_be_masked=False).try_out()
+    _check_probability(config)
+    _check_masked(config)
     _check_loss(config)
+
+
+def _check_probability(config: GRPOConfig) -> None:
+    given = config.replay_probability
+    values = [given] if isinstance(given, int | float) else [p for _, p in given]
+    if not all(0 <= p <= 1 for p in values):
+        raise ConfigError(
+            f"replay.probability={given!r}: values must be in [0, 1]. Use e.g. 0.2."
+        )
+    if not any(values):
+        raise ConfigError(
+            f"replay.probability={given!r} never replays. Raise it, or set "
+            "replay.episodes_per_iteration to 0."
+        )
+    if config.replay_alone and all(p == 1 for p in values):
+        raise ConfigError(
+            "replay.alone=True lets an iteration learn from replayed episodes alone, "
+            f"which replay.probability={given!r} makes of every iteration: sampled "
+            "episodes would never be learned from. Lower replay.probability."
+        )
+
+
+def _check_masked(config: GRPOConfig) -> None:
+    if not config.replay_keep_masked:
+        return
+    specs = config.component_specs().values()
+    if not any(b.effect == "mask" for s in specs for b in Filters(s.filters).bound):
+        raise ConfigError(
+            "replay.keep_masked=True keeps the episodes that filters mask, but "
+            "rollouts.filters has none that does. Add one with effect: mask, e.g. "
+            "{name: priority, effect: mask}."
+        )
 
 
 def _check_loss(config: GRPOConfig) -> None:

@@ -17,6 +17,7 @@ from rllib_llm.algorithms.config.check_env_runner import validate_env_runner
 from rllib_llm.algorithms.config.check_forks import validate_forks
 from rllib_llm.algorithms.config.check_loss_mask import validate_loss_mask
 from rllib_llm.algorithms.config.check_non_llm import validate_non_llm
+from rllib_llm.algorithms.config.check_nucleus_mask import check_nucleus_mask
 from rllib_llm.algorithms.config.check_pictures import validate_pictures
 from rllib_llm.algorithms.config.check_policies import validate_policies
 from rllib_llm.algorithms.config.check_prompt_texts import validate_prompt_texts
@@ -73,6 +74,7 @@ def validate(config: LLMConfig) -> None:
         check_attributes(module_config)
         validate_loss_mask(module_config)
         _validate_sampling(module_config)
+        check_nucleus_mask(module_config)
         check_reference(module_config)
         _validate_components(module_config)
         validate_model(module_config)

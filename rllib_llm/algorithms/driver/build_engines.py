@@ -98,6 +98,9 @@ def torch_engine(
     model, *others = (module.lm for module in modules)
     device = next(model.parameters()).device
     budget = kv_budget_bytes(config.kv_cache_gib, device, planned_bytes)
+    mask: dict[str, Any] = {}
+    if config.mask_top_p is not None and not config.in_evaluation:
+        mask = {"mask_policy": modules[0].mask_policy, "mask_top_p": config.mask_top_p}
     return TorchEngine(
         model,
         max_slots=config.num_envs_per_env_runner * len(modules),
@@ -108,4 +111,5 @@ def torch_engine(
         others=others,
         vocabulary=modules[0].vocabulary,
         pictures=config.chat_renderer().pictures,
+        **mask,
     )

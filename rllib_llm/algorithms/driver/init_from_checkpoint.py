@@ -41,9 +41,8 @@ def initialise_from(algo: LLMAlgorithm, checkpoint: Path) -> None:
     if algo.config.uses_scorer and not (modules / SCORER_MODULE).is_dir():
         policy_id = algo.config.trained_module_ids[0]
         algo.learner_group.foreach_learner(_begin_scorer, policy_id=policy_id)
-    # The reference was copied from the model that was built, before these weights.
-    if algo.config.uses_reference:
-        algo.learner_group.foreach_learner(_refresh_references)
+    # They were copied from the model that was built, before these weights.
+    algo.learner_group.foreach_learner(_refresh_copies)
 
 
 def _begin_scorer(learner: LLMLearnerMixin, policy_id: str) -> None:
@@ -54,9 +53,12 @@ def _begin_scorer(learner: LLMLearnerMixin, policy_id: str) -> None:
         scorer.update_targets(tau=1.0)
 
 
-def _refresh_references(learner: LLMLearnerMixin) -> None:
+def _refresh_copies(learner: LLMLearnerMixin) -> None:
+    """Let reference and mask policy begin with the policy's weights."""
     for module_id in learner.config.llm_module_ids:
-        learner.module[module_id].unwrapped().refresh_reference()
+        module = learner.module[module_id].unwrapped()
+        module.refresh_reference()
+        module.refresh_mask_policy()
 
 
 def initial_checkpoint_model(config: LLMConfig, module_id: str) -> str | None:

@@ -90,11 +90,14 @@ def plan_memory(config: LLMConfig) -> tuple[int, int, Memory]:
             bases.add(base)
         if settings["reference"] and (settings["ref_model"] or not settings["lora"]):
             references += _bytes(_reference(settings, lm).parameters())
+        if settings["mask_policy"]:
+            references += _bytes(lm.parameters())
         held += weights
         whole |= _whole(lm, head)
         if policy.action_head == "generate":
             tokens = policy.resolved_context_tokens() * _slots(config)
-            cache += _kv_bytes_per_token(lm) * tokens
+            models = 1 + settings["mask_policy"]
+            cache += models * _kv_bytes_per_token(lm) * tokens
     for extra in (config.critic_module_spec(), config.scorer_module_spec()):
         if extra is None:
             continue

@@ -13,19 +13,22 @@ from ray.rllib.utils.checkpoints import Checkpointable
 
 from rllib_llm import json_state
 from rllib_llm.advantages.estimators.recent_returns import History
+from rllib_llm.algorithms.config.schedules import value_at
 from rllib_llm.data.episode_data import REPLAY, agent_episodes, episode_data, task_of
 from rllib_llm.data.types import StopPolicy
 from rllib_llm.errors import CheckpointError
 from rllib_llm.filters.apply import Filters
 from rllib_llm.offline.episode_store import EpisodeStore
 from rllib_llm.rllib_bases import RLlibAlgorithm
+from rllib_llm.seeding import stable_seed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyarrow.fs import FileSystem
 
-    from rllib_llm.algorithms.config.replay import ReplaySettings
+    from rllib_llm.algorithms.grpo.grpo import GRPOConfig
+    from rllib_llm.data.episode_data import EpisodeData
     from rllib_llm.data.sampled_episodes import SampledEpisodes
 
 REPLAY_STATE = "llm_replay"  # component, and folder of a checkpoint
@@ -39,7 +42,7 @@ class ReplayBuffer(Checkpointable):
         config: An algorithm's config with ``replay``.
     """
 
-    def __init__(self, config: ReplaySettings) -> None:
+    def __init__(self, config: GRPOConfig) -> None:
         self.config = config
         self.store = EpisodeStore(
             capacity_tokens=config.replay_capacity_tokens,
@@ -49,6 +52,7 @@ class ReplayBuffer(Checkpointable):
             seed=config.seed or 0,
         )
         self._filters = Filters(config.replay_keep, turns_may_be_masked=False)
+        self._stop_policies = config.resolved_stop_policies()
         # By environment: rewards of a mixture may have different scales.
         self._recent: dict[str | None, History] = {}
 
@@ -65,9 +69,14 @@ class ReplayBuffer(Checkpointable):
     def draw(self, iteration: int) -> tuple[list[Any], dict[str, float]]:
         """Return the episodes that join an update, and metrics by name."""
         self.store.expire(iteration)
-        episodes, ages = self.store.draw(
-            self.config.replay_episodes_per_iteration, iteration, self._prepare
+        config = self.config
+        count = config.replay_episodes_per_iteration
+        rng = np.random.default_rng(
+            stable_seed(config.seed or 0, REPLAY_STATE, iteration)
         )
+        if rng.random() >= value_at(config.replay_probability, iteration):
+            count = 0
+        episodes, ages = self.store.draw(count, iteration, self._prepare)
         metrics = {
             "num_episodes_drawn": float(len(episodes)),
             "num_episodes_stored": float(len(self.store)),
@@ -87,7 +96,27 @@ class ReplayBuffer(Checkpointable):
         }
         candidates = (episodes[number] for number in sorted(kept))
         usable = self._is_positive if self.config.replay_positive_only else _is_trained
+        if self.config.replay_keep_masked:
+            usable = self._has_masked
         self.store.add(filter(usable, candidates), iteration)
+
+    def _has_masked(self, episode: Any) -> bool:
+        """Return whether a filter has masked an agent's part that has advantages."""
+        return any(
+            data.advantage is not None and self._is_masked_by_filter(data)
+            for data, _ in _parts(episode)
+        )
+
+    def _is_masked_by_filter(self, data: EpisodeData) -> bool:
+        if data.stop_policy is not StopPolicy.MASK:
+            return False
+        return self._stop_policy_of(data) is not StopPolicy.MASK
+
+    def _stop_policy_of(self, data: EpisodeData) -> StopPolicy:
+        """Return the treatment that follows from the reason of the episode's end."""
+        if data.stop_reason is None:
+            return StopPolicy.TRAIN
+        return self._stop_policies[data.stop_reason]
 
     def _prepare(self, episode: Any) -> bool:
         """Set source and advantages of a drawn episode; return whether to use it."""
@@ -95,6 +124,11 @@ class ReplayBuffer(Checkpointable):
         environment = task_of(episode).environment
         for data, part in _parts(episode):
             data.source = REPLAY
+            if self.config.replay_keep_masked:
+                # The other agents' parts have been trained already.
+                is_left_over = self._is_masked_by_filter(data)
+                policy = self._stop_policy_of(data) if is_left_over else StopPolicy.MASK
+                data.stop_policy = policy
             if rebased:
                 means = self._history_of(environment).means.get(
                     (part.agent_id,), (0.0,)
@@ -224,6 +258,8 @@ class ReplaysEpisodes(RLlibAlgorithm):
         for name, value in metrics.items():
             self.metrics.log_value(("replay", name), value, window=1)
         self._buffer.add(episodes, self.iteration)
+        if replayed and self.config.replay_alone:
+            return replayed
         return [*joined, *replayed]
 
     @override(Algorithm)

@@ -22,6 +22,7 @@ from rllib_llm.algorithms.learner.fast_layers import precision_in_force
 from rllib_llm.algorithms.learner.learner_state import LearnerStateMixin
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin, ReferenceKLMixin
+from rllib_llm.algorithms.learner.mask_policy import MaskPolicyMixin
 from rllib_llm.algorithms.learner.non_llm_learner import NonLLMLearnerMixin
 from rllib_llm.algorithms.learner.optimizers import OptimizerMixin
 from rllib_llm.algorithms.learner.scorer_learner import ScorerMixin
@@ -65,6 +66,7 @@ class LLMLearnerMixin(
     StoredRowsMixin,
     NonLLMLearnerMixin,
     ReferenceKLMixin,
+    MaskPolicyMixin,
     ShardingMixin,
     OptimizerMixin,
     TokenAnnotationsMixin,

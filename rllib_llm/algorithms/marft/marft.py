@@ -215,6 +215,7 @@ class MARFTConfig(LLMPPOConfig):
             **module_config.language_model_config(),
             "lora": None,
             "reference": False,
+            "mask_policy": False,
             "module_id": CRITIC_MODULE,
         }
         model_config["value_head"] = module_config.value_head_settings()

@@ -155,6 +155,7 @@ def _spec(config: LLMConfig, settings: ScorerSettings) -> RLModuleSpec:
         **config.language_model_config(),
         "lora": None,
         "reference": False,
+        "mask_policy": False,
         "module_id": SCORER_MODULE,
         "value_head": head if scores == "head" else None,
         "value_model": "shared",

@@ -22,6 +22,7 @@ from rllib_llm.connectors.learner.loss_mask import (
     leave_out,
     weigh_observations,
 )
+from rllib_llm.connectors.learner.nucleus_mask import Allowed, allowed_column
 from rllib_llm.connectors.learner.rejected_actions import (
     Choices,
     append_rejected,
@@ -219,6 +220,7 @@ class Row:
         choices: Rejected candidate actions, appended after the conversation. None if
             no turn was chosen from a list.
         images: Pictures: index of the first placeholder, and digest.
+        allowed: Tokens that a nucleus mask allowed.
     """
 
     ids: np.ndarray
@@ -230,6 +232,7 @@ class Row:
     bootstraps_agent_turn: bool = False
     choices: Choices | None = None
     images: Placed = dataclasses.field(default_factory=list)
+    allowed: Allowed = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -250,6 +253,7 @@ class RowBuilder:
         self.length = 0
         self.choices: list[tuple[int, Turn, Choice]] = []
         self.images: Placed = []
+        self.allowed: Allowed = []
 
     def prompt(
         self, ids: Sequence[int] | np.ndarray, images: Iterable[PictureRef] = ()
@@ -279,6 +283,8 @@ class RowBuilder:
             # The other tokens are masked: the choice has one probability, not several.
             index_of[1:] = step[1:] = -1
             self.choices.append((self.length, turn, turn.choice))
+        if turn.allowed is not None:
+            self.allowed.append((self.length, turn.allowed))
         ids = np.asarray(turn.action_ids, np.int32)
         logps = np.asarray(turn.action_logps, np.float32)
         self.parts.append((ids, index_of, step, logps, rewards))
@@ -291,7 +297,7 @@ class RowBuilder:
             np.concatenate(c) for c in zip(*self.parts, strict=True)
         )
         row = Row(ids, turn_ids, steps, logps, rewards, choices=choices)
-        row.images = self.images
+        row.images, row.allowed = self.images, self.allowed
         return row
 
 
@@ -425,4 +431,4 @@ def pad_rows(
     out[Columns.LOSS_MASK] = sampled & np.asarray(trained, bool)[:, None]
     if any(row.choices is not None for row in rows):
         out |= pad_choices(rows, size)
-    return out
+    return out | allowed_column([row.allowed for row in rows], size)

@@ -24,6 +24,10 @@ _OF_MODULES = tuple(
 )
 
 
+# Metrics of updates without sampled rows, too (replay.alone).
+_OF_ALL_ROWS = ("total_loss", "grad_norm", "nan_steps_skipped")
+
+
 class History:
     """The values of past iterations that alarms read, by result key.
 
@@ -51,10 +55,15 @@ class History:
             return  # the Learners' results are those of an earlier iteration
         for module_id in result_keys.modules(result):
             self.module_ids.setdefault(module_id)
+            replayed = _number(result, f"learners/{module_id}/replay_token_frac")
             for name in _OF_MODULES:
                 key = f"learners/{module_id}/{name}"
                 value = _number(result, key)
-                if value is not None:
+                if value is None:
+                    continue
+                # Of sampled rows alone: without any, RLlib's mean of no values.
+                is_missing = replayed == 1.0 and name not in _OF_ALL_ROWS
+                if not (is_missing and math.isnan(value)):
                     self._values[key].append((iteration, value))
 
     def series(self, key: str, module_id: str | None = None) -> list[float]:
