@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rllib_llm.data.types import TurnResult
-from rllib_llm.envs.parsing import require_float, require_int
+from rllib_llm.envs.parsing import require_bool, require_float, require_int
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.envs.tool_env import ToolEnv
@@ -18,6 +18,7 @@ from rllib_llm.envs.wrapped_tasks import task_class
 
 _BACK = re.compile(r"back(?:[ \t]+(\d{1,3}))?[.!]?", re.IGNORECASE)
 _STOP = "stop"
+_THOUGHTS = " Thoughts may stand on the lines before it."
 _MANY = 10**6
 _RANDOM_BACK = 0.2  # share of random turns that undo a turn
 
@@ -61,6 +62,7 @@ class Back(TextEnv):
         task_config: Mapping[str, Any] | None = None,
         uses: int = 3,
         cost: float = 0.0,
+        thoughts: bool = False,
     ) -> str:
         """Start the task.
 
@@ -70,10 +72,13 @@ class Back(TextEnv):
             task_config: Options of the task.
             uses: Number of times that the agent may undo turns; 0: the task alone.
             cost: Taken off the reward at each use, >= 0.
+            thoughts: Whether ``back`` may stand alone on the last line of a longer
+                text.
         """
         self.uses_left = require_int("uses", uses, 0, _MANY)
         self.times_back = 0
         self.cost = require_float("cost", cost, 0.0, _MANY)
+        self.thoughts = require_bool("thoughts", thoughts)
         self.task = _task_class(task)(dict(task_config or {}))
         self.format_hint = self.task.format_hint
         self.earlier: list[_Turn] = []
@@ -87,11 +92,15 @@ class Back(TextEnv):
         return (
             f"{self._text}\nSay back to undo your last turn, back 2 for two turns, "
             f"{_times(uses)} at most."
+            f"{_THOUGHTS if thoughts else ''}"
         )
 
     def parse(self, completion: str) -> tuple[str, Any] | None:
         """Return ``("back", K)`` or ``("task", text)``; None if the task reads none."""
-        match = _BACK.fullmatch(completion.strip())
+        word = completion.strip()
+        if self.thoughts:
+            word = word.rpartition("\n")[2].strip()
+        match = _BACK.fullmatch(word)
         if match and self.uses_left:
             return "back", int(match[1] or 1)
         if self._end is not None:
@@ -172,6 +181,11 @@ class Back(TextEnv):
             reward=-sum(turn.reward for turn in undone) - self.cost,
             metrics={"times_back": float(self.times_back)},
         )
+
+
+def undo_text(count: int) -> str:
+    """Return the text that undoes so many turns."""
+    return "back" if count == 1 else f"back {count}"
 
 
 def _times(count: int) -> str:

@@ -102,10 +102,10 @@ def replay(
 
 
 _REMEDY = (
-    "Forks of an environment without snapshot(), and save_as='expert_replies', play "
-    "the same texts again and must arrive at the same place. Draw all random numbers "
-    "from the rng or seed of reset(), or implement snapshot() and restore(). "
-    "`rllib-llm check --fork` plays such episodes."
+    "Forks of an environment without snapshot(), and save_as='expert_replies' or "
+    "'rollbacks', play the same texts again and must arrive at the same place. Draw "
+    "all random numbers from the rng or seed of reset(), or implement snapshot() and "
+    "restore(). `rllib-llm check --fork` plays such episodes."
 )
 
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.data.types import Message
 
 Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WrongTurn:
+    """The first turn in which a failed episode differs from a solved one.
+
+    Attributes:
+        failed: The failed episode.
+        solved: The solved episode of its task with most leading turns in common.
+        turn: Number of the turn; both have it.
+        replies: The different replies that episodes of the task gave at this place,
+            the failed episode's first and the solved one's last.
+    """
+
+    failed: Trajectory
+    solved: Trajectory
+    turn: int
+    replies: list[str]
 
 
 def corrections(trajectories: Iterable[Trajectory], sentence: str) -> list[Row]:
@@ -31,11 +50,25 @@ def corrections(trajectories: Iterable[Trajectory], sentence: str) -> list[Row]:
     Returns:
         Rows of data files: ``messages``, replies of wrong turns with ``train: false``.
     """
+    rows = []
+    for wrong in wrong_turns(trajectories):
+        if wrong.turn + 1 < len(wrong.failed):
+            messages = _spliced(wrong.solved, wrong.failed, wrong.turn, sentence)
+            if has_texts(messages):
+                rows.append({"messages": messages})
+    return rows
+
+
+def wrong_turns(trajectories: Iterable[Trajectory]) -> Iterator[WrongTurn]:
+    """Yield the first wrong turn of each failed episode whose task was solved.
+
+    Args:
+        trajectories: Trajectories of one agent, of whole groups.
+    """
     by_task: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
         if len(trajectory):
             by_task.setdefault(trajectory.task.group_id, []).append(trajectory)
-    rows = []
     for members in by_task.values():
         solved = [t for t in members if t.is_solved]
         for failed in members:
@@ -44,11 +77,30 @@ def corrections(trajectories: Iterable[Trajectory], sentence: str) -> list[Row]:
             # Of equal ones the first.
             good = max(solved, key=lambda t: _num_common(t, failed))
             turn = _num_common(good, failed)
-            if turn < len(good) and turn + 1 < len(failed):
-                messages = _spliced(good, failed, turn, sentence)
-                if all(message["content"].strip() for message in messages):
-                    rows.append({"messages": messages})
-    return rows
+            if turn < min(len(good), len(failed)):
+                replies = _replies_at(members, failed, good, turn)
+                yield WrongTurn(failed, good, turn, replies)
+
+
+def _replies_at(
+    members: Iterable[Trajectory], failed: Trajectory, good: Trajectory, turn: int
+) -> list[str]:
+    """Return the different replies at a place; see :class:`WrongTurn`."""
+    here = [
+        t.completions[turn]
+        for t in members
+        if len(t) > turn
+        and _num_common(t, failed) >= turn
+        and t.observations[turn] == failed.observations[turn]
+    ]
+    last = good.completions[turn]
+    others = [reply for reply in here if reply != last]
+    return [*dict.fromkeys([failed.completions[turn], *others]), last]
+
+
+def has_texts(messages: Iterable[Message | Row]) -> bool:
+    """Return whether no message is empty, as files of conversations need."""
+    return all(message["content"].strip() for message in messages)
 
 
 def _num_common(one: Trajectory, other: Trajectory) -> int:
@@ -87,3 +139,11 @@ def messages_by_turn(trajectory: Trajectory) -> list[Sequence[Message]]:
     # The last ones: an environment's opening may contain replies, too.
     ends = [i + 1 for i in replies[len(replies) - len(trajectory) :]]
     return [messages[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def context(trajectory: Trajectory, turns: int) -> list[Row]:
+    """Return the messages of the first turns, whose replies are not trained."""
+    messages: list[Row] = []
+    for *prompt, reply in messages_by_turn(trajectory)[:turns]:
+        messages += [*prompt, {**reply, "train": False}]
+    return messages

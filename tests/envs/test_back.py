@@ -125,6 +125,21 @@ def test_no_use_beyond_the_limits(made):
     assert env.step("nonsense")[4]["invalid_action"]
 
 
+def test_thoughts_may_stand_before_the_word(made):
+    env, opening = made(thoughts=True)
+    assert opening.endswith("Thoughts may stand on the lines before it.")
+    env.step("on")
+    assert env.step("on\nis wrong, so\n back 1. ")[4]["tool"] == "back"
+    # The last line alone is the tool's; the task reads whole texts.
+    assert env.step("back is better")[4]["invalid_action"]
+    assert env.step("back\non")[4]["invalid_action"]
+    env, opening = made()
+    env.step("on")
+    assert "Thoughts" not in opening and env.step("no\nback")[4]["invalid_action"]
+    with pytest.raises(ConfigError, match="thoughts"):
+        made(thoughts="yes")
+
+
 def test_without_uses_it_is_the_task(made):
     env, task = made(uses=0)[0], Counting()
     task.reset(seed=int(np.random.default_rng(3).integers(2**31)))

@@ -156,3 +156,13 @@ def test_agent_r_imitates_corrections_and_solved_episodes():
     assert (solved.save_as, solved.save_where, solved.lr) == ("episodes", "success", 0)
     assert imitate.data_files == ["stage:search", "stage:solved"]
     assert imitate.data_shares == [0.5, 0.5]
+
+
+def test_webcot_imitates_rollbacks_and_solved_episodes():
+    chains, solved, imitate = (s.build_config() for s in load_recipe("webcot").stages)
+    assert (chains.save_as, chains.correction, chains.lr) == ("rollbacks", "Wrong.", 0)
+    assert chains.env_config["thoughts"] and chains.group_size == 8
+    chains.validate()
+    assert (solved.save_as, solved.save_where, solved.lr) == ("episodes", "success", 0)
+    assert imitate.data_files == ["stage:chains", "stage:solved"]
+    assert imitate.data_shares == [0.5, 0.5]

@@ -17,7 +17,13 @@ from rllib_llm.schema import Fraction, NonNegativeInt, OneOf, PositiveFloat, Pos
 Reason = Annotated[str, OneOf(reason.value for reason in StopReason)]
 Policy = Annotated[str, OneOf(policy.value for policy in StopPolicy)]
 
-SavedRows = Literal["episodes", "best_candidates", "corrections", "expert_replies"]
+SavedRows = Literal[
+    "episodes",
+    "best_candidates",
+    "corrections",
+    "rollbacks",
+    "expert_replies",
+]
 
 
 class RolloutSettings(DeclaredSettings):
@@ -132,13 +138,16 @@ class RolloutSettings(DeclaredSettings):
         """Rows that are saved. "episodes": whole episodes. "best_candidates": the best
         reply of each turn whose candidates differ in their scores, after the turns
         before it, which are not trained. "corrections": failed episodes up to their
-        first wrong turn, which is not trained, continued by a solved one.
+        first wrong turn, which is not trained, continued by a solved one. "rollbacks":
+        failed episodes of back-v0 that go back to their first wrong turn and on as a
+        solved one; the environment plays them.
         "expert_replies": for each turn the conversation before it, which is not
         trained, and the reply of the environment's scripted expert.""",
     )
     correction: str = setting(
         "That was wrong.",
-        """Text that begins the reply after the wrong turn of a correction.""",
+        """Text that begins the reply after the wrong turn of a correction, or after the
+        wrong branch of a rollback.""",
     )
     save_where: Specs = setting(
         (),

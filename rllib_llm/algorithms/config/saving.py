@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.env_runner.agents import agents_of, program_envs
+from rllib_llm.envs.back import Back
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import Filters
 from rllib_llm.offline.demonstrations import demonstrate
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 # Values of save_as.
 CORRECTIONS = "corrections"
+ROLLBACKS = "rollbacks"
 EXPERT_REPLIES = "expert_replies"
+_OF_GROUPS = (CORRECTIONS, ROLLBACKS)  # compare the episodes of a task
 
 
 def validate_saving(config: LLMConfig) -> None:
@@ -35,7 +38,7 @@ def validate_saving(config: LLMConfig) -> None:
             "Copy its files afterwards."
         )
     Filters(config.save_where).try_out()
-    if config.save_as == CORRECTIONS:
+    if config.save_as in _OF_GROUPS:
         _validate_corrections(config)
         return
     why = f"save_as={config.save_as!r} splices no episodes. Use {CORRECTIONS!r}."
@@ -46,14 +49,28 @@ def validate_saving(config: LLMConfig) -> None:
 
 
 def _validate_corrections(config: LLMConfig) -> None:
-    why = f"save_as={CORRECTIONS!r} chooses the episodes itself. Leave it out."
+    why = f"save_as={config.save_as!r} chooses the episodes itself. Leave it out."
     refuse_without_effect(config, ("save_where",), why)
     if config.group_size < 2:
         raise ConfigError(
-            f"save_as={CORRECTIONS!r} splices failed episodes with solved ones of "
+            f"save_as={config.save_as!r} splices failed episodes with solved ones of "
             f"their task, but group_size={config.group_size}. Use group_size >= 2."
         )
     _validate_conversations(config, "splices conversations")
+    if config.save_as == ROLLBACKS:
+        _validate_rollbacks(config)
+
+
+def _validate_rollbacks(config: LLMConfig) -> None:
+    env = config.make_text_env()
+    game = env.unwrapped
+    env.close()
+    if not isinstance(game, Back) or not game.options()["thoughts"]:
+        raise ConfigError(
+            f"save_as={ROLLBACKS!r} writes replies that reflect and use the tool "
+            f"`back`, which {config.env} with env_config={config.env_config} does not "
+            "read. Use env='back-v0' with env_config={'thoughts': True}."
+        )
 
 
 def _validate_conversations(config: LLMConfig, what: str) -> None:

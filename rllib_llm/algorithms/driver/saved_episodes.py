@@ -12,15 +12,20 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.config.check_candidates import BEST
-from rllib_llm.algorithms.config.saving import CORRECTIONS, EXPERT_REPLIES
+from rllib_llm.algorithms.config.saving import (
+    CORRECTIONS,
+    EXPERT_REPLIES,
+    ROLLBACKS,
+)
 from rllib_llm.connectors.fingerprint import tokenizer_fingerprint
 from rllib_llm.data.candidates import best_candidates
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.envs.dataset.row_files import absolute_path
 from rllib_llm.filters.apply import Filters
-from rllib_llm.offline.corrections import corrections
+from rllib_llm.offline.corrections import Row, corrections
 from rllib_llm.offline.expert_replies import expert_replies
+from rllib_llm.offline.rollbacks import rollbacks
 from rllib_llm.offline.saved_rows import dump_row, episode_row
 from rllib_llm.rllib_bases import RLlibAlgorithm
 
@@ -153,8 +158,8 @@ class SavesEpisodes(RLlibAlgorithm):
         if self.config.save_as == BEST:
             chosen = [best_candidates(episode) for episode in episodes]
             episodes = SampledEpisodes(reply for each in chosen for reply in each)
-        if self.config.save_as == CORRECTIONS:
-            rows = corrections(episodes.trajectories, self.config.correction)
+        if self.config.save_as in (CORRECTIONS, ROLLBACKS):
+            rows = self._corrected(episodes)
             count = self._saver.save_rows(rows, self.iteration + 1)
         elif self.config.save_as == EXPERT_REPLIES:
             env = self.config.make_text_env()
@@ -163,6 +168,16 @@ class SavesEpisodes(RLlibAlgorithm):
         else:
             count = self._saver.save(episodes, self.iteration + 1)
         self.metrics.log_value("num_episodes_saved", count, reduce="sum")
+
+    def _corrected(self, episodes: SampledEpisodes) -> list[Row]:
+        """Return the rows of corrections or rollbacks."""
+        config = self.config
+        if config.save_as == CORRECTIONS:
+            return corrections(episodes.trajectories, config.correction)
+        env = config.make_text_env()
+        rows = rollbacks(env, episodes.trajectories, config.correction)
+        env.close()
+        return rows
 
 
 def _write_whole(path: Path, rows: list[str]) -> None:
