@@ -270,7 +270,7 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
             self._try_expert(env)
         env.close()
         if self.compared_agent is not None:
-            self._validate_compared_agent(agents)
+            self._validate_compared_agent(self.compared_agent, agents)
         elif agents is not None or len(self.module_ids) > 1:
             names = ", ".join(agents or self.module_ids)
             raise ConfigError(
@@ -278,8 +278,7 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
                 "compared_agent, or use GRPO or MARFT."
             )
 
-    def _validate_compared_agent(self, agents: list[str] | None) -> None:
-        agent = self.compared_agent
+    def _validate_compared_agent(self, agent: str, agents: list[str] | None) -> None:
         if agents is None:
             raise ConfigError(
                 f"compared_agent={agent!r}: the environment has one agent. Leave it "
@@ -288,7 +287,7 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
         if agent not in agents:
             raise ConfigError(
                 f"compared_agent={agent!r}: the environment has no such agent. "
-                f"{did_you_mean(str(agent), agents)}"
+                f"{did_you_mean(agent, agents)}"
             )
         if self.expert_episodes:
             raise ConfigError(
