@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from rllib_llm.assistants.function_pool import function_pool
 from rllib_llm.assistants.pool import pool
 from rllib_llm.assistants.questions import Question
 from rllib_llm.components.registry import component
@@ -15,7 +16,7 @@ from rllib_llm.errors import ConfigError
 from rllib_llm.schema import Fraction
 from rllib_llm.seeding import stable_seed
 
-__all__ = ["outcome", "pool"]
+__all__ = ["function_pool", "outcome", "pool"]
 
 
 @component("answer", "outcome")

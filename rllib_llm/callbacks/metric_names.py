@@ -167,6 +167,8 @@ METRICS = (
     "prompt_text/num_updated",
     "prompt_text/num_unchanged",
     "prompt_text/num_deleted",
+    "prompt_text/num_refused",
+    "prompt_text/num_rolled_back",
     "prompt_text/num_tried",
     "prompt_text/num_admitted",
     "prompt_text/best_value",

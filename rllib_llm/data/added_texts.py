@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 HEADING = "Notes:"
 
@@ -28,6 +28,7 @@ class TextSource(Protocol):
     Attributes:
         heading: The line before the texts.
         agents: AgentIDs that read them; None: all.
+        options: Options of the environment that belong to them.
     """
 
     @property
@@ -38,6 +39,11 @@ class TextSource(Protocol):
     @property
     def agents(self) -> frozenset[str] | None:
         """Return the AgentIDs that read them; None: all."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Return options of the environment that belong to them."""
         ...
 
     def texts_for(self, observation: str) -> list[AddedText]:
@@ -53,11 +59,13 @@ class FixedTexts:
         texts: The texts, in order.
         heading: The line before them.
         agents: AgentIDs that read them; None: all.
+        options: Options of the environment that belong to them.
     """
 
     texts: tuple[AddedText, ...]
     heading: str = HEADING
     agents: frozenset[str] | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def texts_for(self, observation: str) -> list[AddedText]:
         """Return all texts."""

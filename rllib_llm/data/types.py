@@ -209,6 +209,11 @@ class Task:
         """Name of the task's environment in a mixture; None without a mixture."""
         return self.options.get(MIXTURE_ENVIRONMENT)
 
+    def with_texts(self, source: TextSource | None) -> Task:
+        """Return the task with the texts and the options of a source."""
+        options = self.options if source is None else {**self.options, **source.options}
+        return dataclasses.replace(self, options=options, prompt_text=source)
+
 
 @dataclasses.dataclass(slots=True)
 class TurnResult:

@@ -172,10 +172,7 @@ def with_sources(
     tasks: Sequence[Task], sources: Mapping[str | None, TextSource]
 ) -> list[Task]:
     """Return the tasks with the texts of their environments, by its name."""
-    return [
-        dataclasses.replace(task, prompt_text=sources.get(task.environment))
-        for task in tasks
-    ]
+    return [task.with_texts(sources.get(task.environment)) for task in tasks]
 
 
 def held_out_source(env: EnvSpec, env_config: Mapping[str, Any]) -> TaskSource:

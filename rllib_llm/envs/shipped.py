@@ -58,6 +58,7 @@ from rllib_llm.envs.games import (  # noqa: F401
     dilemma,
     half_grids,
     memory_qa,
+    meta_plan,
     negotiation,
     path_checker,
     referential,

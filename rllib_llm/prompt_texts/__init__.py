@@ -7,6 +7,6 @@ texts and returns numbers to log, ``shared()``, the texts of evaluation episodes
 ``get_state`` and ``set_state``. Importing this package registers its components.
 """
 
-from rllib_llm.prompt_texts import library, memory, population
+from rllib_llm.prompt_texts import functions, library, memory, population
 
-__all__ = ["library", "memory", "population"]
+__all__ = ["functions", "library", "memory", "population"]

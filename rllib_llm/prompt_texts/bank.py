@@ -89,6 +89,11 @@ class BankView:
         """AgentIDs that read the texts; None: all."""
         return self.retrieval.agents
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """No options of the environment."""
+        return {}
+
     @functools.cached_property
     def _index(self) -> TfIdf:
         return TfIdf([entry.key for entry in self.entries])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +67,7 @@ class Library:
 
     def assign(self, task: Task, iteration: int) -> Task:
         """Return the task with all texts."""
-        return dataclasses.replace(task, prompt_text=self.shared())
+        return task.with_texts(self.shared())
 
     def asked(self, table: TurnTable) -> list[Asked]:
         """Return a question about each task that was solved sometimes."""

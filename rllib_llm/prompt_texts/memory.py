@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import string
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -106,7 +105,7 @@ class Memory:
 
     def assign(self, task: Task, iteration: int) -> Task:
         """Return the task with the bank as it is now."""
-        return dataclasses.replace(task, prompt_text=self._view(self._scope(task)))
+        return task.with_texts(self._view(self._scope(task)))
 
     def asked(self, table: TurnTable) -> list[Asked]:
         """Return a question about each episode that writes."""

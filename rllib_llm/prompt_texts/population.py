@@ -107,7 +107,7 @@ class Population:
             index = int(rng.choice(len(self.members), p=self.probabilities()))
             chosen = self.members[index]
         self._read[task.group_id] = chosen.number
-        return dataclasses.replace(task, prompt_text=self._source(chosen))
+        return task.with_texts(self._source(chosen))
 
     def probabilities(self) -> np.ndarray:
         """Return the probability of each instruction; one without a value is equal to

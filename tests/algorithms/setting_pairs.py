@@ -37,11 +37,13 @@ def matched(algo, env=None, **sections):
     driver = Pref.__new__(Pref)
     driver.config = config.rollouts(group_size=4, episodes_per_iteration=8)
     returns = [0.0, 1.0, 0.5, 1.0, 0.2, 0.1, 0.0, 0.6]
-    driver.sample_groups = lambda count: [
-        # A task's episodes differ in their returns alone.
-        fake_episode(i // 4, reward=r, group=i // 4)
-        for i, r in enumerate(returns)
+    # A task's episodes differ in their returns, and in their agents.
+    episodes = [
+        fake_episode(i // 4, reward=r, group=i // 4) for i, r in enumerate(returns)
     ]
+    for number, episode in enumerate(episodes):
+        episode.agent_id = ("ann_0", "ben_0")[number % 2]
+    driver.sample_groups = lambda count: episodes
     driver.process_episodes = list
     return [
         (data.agent_index, sum(side.get_rewards()), sorted(data.masked_turns))

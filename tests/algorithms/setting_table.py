@@ -350,6 +350,7 @@ TRAINING |= {
     ),
     "reference": of(pair_gradient, "Pref", "current"),
     "after_fork": of(matched, "Pref", True),
+    "compared_agent": of(matched, "Pref", "ann_0"),
     "desirable_return": needing(
         of(matched, "Pref", 0.5), own={"preference_loss": "kto"}
     ),

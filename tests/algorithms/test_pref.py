@@ -257,7 +257,7 @@ def pref(**training):
         ),
         (
             lambda c: PrefConfig().environment("secret_sum-v0"),
-            "one agent and one policy",
+            "Set compared_agent",
         ),
     ],
 )

@@ -26,6 +26,7 @@ GAMES = [
     "dilemma-v0",
     "half_grids-v0",
     "memory_qa-v0",
+    "meta_plan-v0",
     "negotiation-v0",
     "path_checker-v0",
     "referential-v0",
@@ -38,10 +39,12 @@ GAMES = [
 ]
 # Total return of experts: 1 each, unless only one agent is rewarded for success.
 EXPERTS_EARN = {
+    "meta_plan-v0": 5.0,
     "scout_porter-v0": 1.0,
     "service_talk-v0": 1.0,
     "simulated_search-v0": 1.0,
 }
+OF_ANY_TEXT = ("meta_plan-v0", "team-v0")  # every text is a message
 HELD_OUT = [
     *("half_grids-v0", "negotiation-v0", "path_checker-v0", "referential-v0"),
     *("service_talk-v0", "simulated_search-v0"),
@@ -156,7 +159,7 @@ def test_random_unicode_is_answered(name):
 
 
 # In a team any text is a message; the task judges the answer.
-@pytest.mark.parametrize("name", [g for g in GAMES if g != "team-v0"])
+@pytest.mark.parametrize("name", [g for g in GAMES if g not in OF_ANY_TEXT])
 def test_invalid_actions_follow_the_policy_asked_for(name):
     config = {"invalid_action": "retry", "invalid_action_reward": -0.25}
     env = MultiAgentAdapter(make_env(name, config))
@@ -204,6 +207,8 @@ def test_class_and_instance_pickle(name):
         ("second_try-v0", {"bonus": -0.5}),
         ("second_try-v0", {"task": "team-v0"}),
         ("half_grids-v0", {"cells": 3}),
+        ("meta_plan-v0", {"executors": 0}),
+        ("meta_plan-v0", {"task": "team-v0"}),
         ("half_grids-v0", {"size": 8}),
         ("dilemma-v0", {"min_rounds": 0}),
         ("dilemma-v0", {"max_rounds": 2}),

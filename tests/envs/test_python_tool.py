@@ -115,3 +115,24 @@ def test_monty_is_an_option():
 def test_impossible_options_are_refused(config):
     with pytest.raises(ConfigError, match=next(iter(config))):
         make_env("python_tool-v0", config).reset(seed=0)
+
+
+def test_the_expert_calls_the_function_of_the_family():
+    def source(name):
+        doc = f'    """As {name}.\n\n    >>> {name}(1, 2)\n    5\n    """\n'
+        return f"def {name}(a, b):\n{doc}    return sum(i * i for i in range(a, b + 1))"
+
+    options = {"level": 3, "digits": 1, "families": ["squares"]}
+    functions = [source("f"), source("squares")]
+    env = make_env("python_tool-v0", {**options, "functions": functions})
+    for seed in range(20):
+        first, _ = env.reset(seed=seed)
+        assert first.startswith("f(a, b): As f.\nsquares(a, b): As squares.\nWhat is")
+        assert "sum of the squares" in first
+        program = env.expert_action(np.random.default_rng(0))
+        assert program == f"<python>print({env.question.call})</python>"
+        assert env.step(program)[0] == str(env.question.answer)
+    env.reset(seed=0, options={"functions": [source("f")]})
+    assert "squares(" not in env.expert_action(np.random.default_rng(0))
+    with pytest.raises(ConfigError, match="families"):
+        env.reset(seed=0, options={"families": ["boxes"]})

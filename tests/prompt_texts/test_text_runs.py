@@ -190,6 +190,16 @@ def test_what_has_no_effect_is_refused(sections, message):
         config(**sections).validate()
 
 
+@pytest.mark.sandbox
+def test_functions_need_an_environment_that_runs_them():
+    writer = {"script": {"name": "function_pool", "candidates": []}}
+    writer["parse"] = {"text": "(.+)"}
+    spec = {"name": "functions", "of": "writer"}
+    of = config(spec, rollouts={"assistants": {"writer": writer}})
+    with pytest.raises(ConfigError, match="no option 'functions'"):
+        of.build_algo()
+
+
 def test_forks_and_sampling_ahead_are_refused():
     of = config(config_class=GRPOConfig, rollouts={"fork": "every_turn"})
     with pytest.raises(ConfigError, match="prompt_text"):

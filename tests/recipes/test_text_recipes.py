@@ -7,11 +7,14 @@ import pytest
 
 from rllib_llm.data.episode_data import episode_data, task_of
 from rllib_llm.recipes import load_recipe, search_spaces
+from rllib_llm.sandbox import shared_sandbox
+from rllib_llm.sandbox.functions import failed_example
 
 CASES = {
     "text_memory": {},
     "reflexion": {},
     "training_free_grpo": {},
+    "agent_optimizer": {},
     "inspo": {"drop_zero_variance_groups": False, "minibatch_size": 8},
     "memory_r1": {"drop_zero_variance_groups": False, "minibatch_size": 8},
 }
@@ -22,7 +25,7 @@ def last_stage(name):
     config = load_recipe(name).stages[-1].build_config(search_spaces.first_of)
     config.language_model(tiny={"hidden_size": 32, "intermediate_size": 64})
     config.sft(demonstrations=150, mistake_rate=1.0, lr=1e-2)
-    config.rollouts(episodes_per_iteration=8 * config.group_size)
+    config.rollouts(episodes_per_iteration=max(32, 8 * config.group_size))
     config.evaluation(evaluation_interval=None)
     config.initial_checkpoint = None
     if CASES[name]:
@@ -61,6 +64,19 @@ def check_library(texts, episodes):
     assert text.split()[-1] == gold.split()[-1]
 
 
+def check_functions(texts, episodes):
+    """Programs run with the set that is tried, whose functions passed their checks."""
+    tried = [function.source for function in texts.tried.values()]
+    assert tried and texts.value is not None
+    sandbox = shared_sandbox()
+    for episode in episodes:
+        assert task_of(episode).options["functions"] == tried
+        first = str(episode.get_observations(0))
+        for function in texts.tried.values():
+            assert f"{function.summary}\n" in first
+            assert failed_example(function, sandbox) is None
+
+
 def check_population(texts, episodes):
     """Instructions were rated, proposals tried."""
     assert texts.members[0].value is not None
@@ -73,6 +89,7 @@ CHECKS = {
     "text_memory": check_memory,
     "reflexion": check_reflections,
     "training_free_grpo": check_library,
+    "agent_optimizer": check_functions,
     "inspo": check_population,
 }
 

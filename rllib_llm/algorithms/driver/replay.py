@@ -258,7 +258,7 @@ class ReplaysEpisodes(RLlibAlgorithm):
         for name, value in metrics.items():
             self.metrics.log_value(("replay", name), value, window=1)
         self._buffer.add(episodes, self.iteration)
-        if replayed and self.config.replay_alone:
+        if replayed and self._buffer.config.replay_alone:
             return replayed
         return [*joined, *replayed]
 

@@ -71,7 +71,7 @@ class EnvironmentComponents:
             check_task(trial, Task(group_id=0, rollout=0, seed=0))
             _try_options(trial, make_env)
         if self.prompt_text is not None:
-            try_texts(copy.deepcopy(self.prompt_text))
+            try_texts(copy.deepcopy(self.prompt_text), make_env)
         for gain in self.gains:
             _try_each("reward 'gain'", [gain.baseline_options], make_env)
 
@@ -349,9 +349,11 @@ def check_task(bound: BoundComponent, task: Task, iteration: int = 0) -> Task:
     return changed
 
 
-def try_texts(bound: BoundComponent) -> None:
-    """Let a component of texts read example turns."""
-    check_task(bound, Task(group_id=0, rollout=0, seed=0))
+def try_texts(bound: BoundComponent, make_env: Callable[[], Any]) -> None:
+    """Let a component of texts read example turns, and start with its options."""
+    options = check_task(bound, Task(group_id=0, rollout=0, seed=0)).options
+    if options:
+        _try_each(f"prompt_text {bound.component.name!r}", [options], make_env)
     table = example_table()
     asked = bound.call.asked(table)
     bound.call.observe(table, [None] * len(asked))

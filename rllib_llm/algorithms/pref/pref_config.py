@@ -22,10 +22,11 @@ from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
 from rllib_llm.assistants.settings import read_assistants
 from rllib_llm.components.registry import BoundComponent, Spec, bind
 from rllib_llm.env_runner.agents import agents_of
-from rllib_llm.errors import ConfigError
+from rllib_llm.errors import ConfigError, did_you_mean
 from rllib_llm.losses.preference_losses import LabelledSums, PairSums
 from rllib_llm.offline.conversation_files import Parser, parse_labelled, parse_pair
 from rllib_llm.offline.demonstrations import play_expert_with_mistakes
+from rllib_llm.policy_mapping import mapped_policies
 from rllib_llm.schema import Fraction, NonNegativeFloat, OneOf, PositiveInt
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ _SAMPLING = (
     "candidate_scores",
     "scorer_loss",
     *_OF_PAIRS,
+    "compared_agent",
     "desirable_return",
     "step_judge",
 )
@@ -101,6 +103,12 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
         False,
         """Compare only the turns from the first one in which a pair differs (step-DPO);
         earlier ones are context.""",
+    )
+    compared_agent: str | None = setting(
+        None,
+        """Agent whose turns are compared, in environments with several agents, by its
+        own returns; its policy alone is trained (MPO: plans, by the returns of those
+        who follow them).""",
     )
     desirable_return: Return = setting(
         0.0,
@@ -209,7 +217,7 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
             raise ConfigError(
                 f"head={self.action_head!r}: Pref compares tokens. Use head='generate'."
             )
-        self._require_one_agent()
+        self._validate_agents()
 
     def _validate_judge(self) -> None:
         if self.match != "step":
@@ -255,17 +263,43 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
             why = f"preference_loss {loss!r} has no reference. Leave it out."
             refuse_without_effect(self, ("reference",), why)
 
-    def _require_one_agent(self) -> None:
+    def _validate_agents(self) -> None:
         env = self.make_text_env()
         agents = agents_of(env)
         if agents is None and self.expert_episodes:
             self._try_expert(env)
         env.close()
-        if agents is not None or len(self.module_ids) > 1:
+        if self.compared_agent is not None:
+            self._validate_compared_agent(self.compared_agent, agents)
+        elif agents is not None or len(self.module_ids) > 1:
             names = ", ".join(agents or self.module_ids)
             raise ConfigError(
-                f"Pref compares episodes of one agent and one policy, not of {names}. "
-                "Use GRPO or MARFT."
+                f"Pref compares turns of one agent, not of {names}. Set "
+                "compared_agent, or use GRPO or MARFT."
+            )
+
+    def _validate_compared_agent(self, agent: str, agents: list[str] | None) -> None:
+        if agents is None:
+            raise ConfigError(
+                f"compared_agent={agent!r}: the environment has one agent. Leave it "
+                "out."
+            )
+        if agent not in agents:
+            raise ConfigError(
+                f"compared_agent={agent!r}: the environment has no such agent. "
+                f"{did_you_mean(agent, agents)}"
+            )
+        if self.expert_episodes:
+            raise ConfigError(
+                "expert_episodes=True plays one agent, and compared_agent names one of "
+                "several. Leave one of the two out."
+            )
+        policy = mapped_policies(self, [agent])[agent]
+        if self.trained_module_ids != (policy,):
+            raise ConfigError(
+                f"compared_agent={agent!r}: pairs train its policy {policy!r} alone, "
+                f"but trained are {', '.join(self.trained_module_ids)}. Set "
+                f"multi_agent.policies_to_train to [{policy}]."
             )
 
     def _try_expert(self, env: PlayableEnv) -> None:

@@ -7,7 +7,7 @@ which is computed here independently of the program.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,13 +23,20 @@ class Question:
         text: Text of the question.
         program: A program that prints the answer.
         answer: The right answer.
-        numbers: Numbers in the question.
+        numbers: Numbers in the question, in the order of the text.
+        family: Name of its family, e.g. "squares".
     """
 
     text: str
     program: str
     answer: int
     numbers: tuple[int, ...]
+    family: str = ""
+
+    @property
+    def call(self) -> str:
+        """Return the call of a function with the name of the family."""
+        return f"{self.family}({', '.join(map(str, self.numbers))})"
 
 
 class Draw:
@@ -163,14 +170,22 @@ LEVELS: dict[int, tuple[Family, ...]] = {
 }
 
 
-def draw_question(rng: np.random.Generator, level: int, digits: int) -> Question:
+def family_name(family: Family) -> str:
+    """Return the name of a family, e.g. "squares"."""
+    return family.__name__.lstrip("_")
+
+
+def draw_question(
+    rng: np.random.Generator, level: int, digits: int, names: Sequence[str] = ()
+) -> Question:
     """Return a question of a level.
 
     Args:
         rng: Generator of the question.
         level: A key of ``LEVELS``.
         digits: Maximum number of digits of its numbers.
+        names: Names of its families; empty: all.
     """
-    families = LEVELS[level]
+    families = [f for f in LEVELS[level] if not names or family_name(f) in names]
     family = families[int(rng.integers(len(families)))]
-    return family(Draw(rng, digits))
+    return dataclasses.replace(family(Draw(rng, digits)), family=family_name(family))
