@@ -65,11 +65,13 @@ def test_what_imitation_does_not_read_is_refused(change, message):
 def test_one_policy_speaks_for_all_agents():
     team = SFTConfig().environment("secret_sum-v0")
     team.validate()
-    table = {"alice": "alice", "bob": "bob"}
-    team = SFTConfig().environment("secret_sum-v0")
-    team.multi_agent(policies=["alice", "bob"], policy_mapping_fn=table)
-    with pytest.raises(ConfigError, match="SFT trains one policy, not alice, bob"):
-        team.validate()
+    for table in ({"alice": "alice", "bob": "bob"}, {"alice": "one", "bob": "one"}):
+        names = sorted(set(table.values()))
+        team = SFTConfig().environment("secret_sum-v0")
+        team.multi_agent(policies=names, policy_mapping_fn=table)
+        message = f"one policy, 'default_policy', not {', '.join(map(repr, names))}"
+        with pytest.raises(ConfigError, match=message):
+            team.validate()
 
 
 @pytest.fixture(scope="module")

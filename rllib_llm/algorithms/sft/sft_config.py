@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.config.data import DataSettings
@@ -81,10 +82,11 @@ class SFTConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
         if self.stored_rows(parse_row) is not None:
             why = "data.files replaces the expert, and its mistakes. Leave it out."
             refuse_without_effect(self, ("mistake_rate",), why)
-        if len(self.module_ids) > 1:
+        if self.module_ids != (DEFAULT_MODULE_ID,):
             raise ConfigError(
-                f"SFT trains one policy, not {', '.join(self.module_ids)}. Leave "
-                ".multi_agent() out: it imitates every agent's messages."
+                f"SFT trains one policy, {DEFAULT_MODULE_ID!r}, not "
+                f"{', '.join(map(repr, self.module_ids))}. Leave .multi_agent() out: "
+                "SFT imitates every agent's messages."
             )
         if self.action_head != "generate":
             raise ConfigError(
