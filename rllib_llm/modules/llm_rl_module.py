@@ -396,7 +396,9 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         allowed: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         # Without output rows that have no token: the engines exclude them as well.
-        logits = forbid(logits[:, : self.vocabulary], allowed)
+        logits = logits[:, : self.vocabulary]
+        if allowed is not None:
+            logits = forbid(logits, allowed)
         return token_logps_and_entropy(logits, taken, temperature=temperature)
 
     def _autocast(self, device: torch.device) -> torch.autocast:

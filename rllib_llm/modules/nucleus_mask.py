@@ -44,13 +44,11 @@ def unpack_bits(bits: Tensor, vocabulary: int) -> Tensor:
     return wide.flatten(-2)[..., :vocabulary].bool()
 
 
-def forbid(logits: Tensor, bits: Tensor | None) -> Tensor:
+def forbid(logits: Tensor, bits: Tensor) -> Tensor:
     """Return logits with -inf for tokens outside of a set.
 
     Args:
         logits: Scores of the vocabulary. [N, V]
-        bits: Allowed tokens, see :func:`pack_bits`; None: all.
+        bits: Allowed tokens, see :func:`pack_bits`. uint8 [N, ceil(V / 8)]
     """
-    if bits is None:
-        return logits
     return logits.masked_fill(~unpack_bits(bits, logits.shape[-1]), -torch.inf)

@@ -421,6 +421,16 @@ def load_optimizer(of: SimpleNamespace, state: Any) -> None:
     of.optimizer.load_state_dict(moments)
 
 
+FUNCTION = """
+def twice(a):
+    \"\"\"Twice a.
+
+    >>> twice(2)
+    4
+    \"\"\"
+    return 2 * a
+"""
+
 CASES = {
     "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
     "FailedTasks": Case(
@@ -446,6 +456,15 @@ CASES = {
         lambda of: (of.assign(Task(0, 0, 0), 0), of.observe(played(), ["a"])),
         lambda of: (
             [of.assign(Task(g, 0, g), 0).prompt_text for g in range(4)],
+            of.get_state(),
+        ),
+    ),
+    "Functions": Case(
+        lambda: bind("prompt_text", {"name": "functions", "of": "w"}).call,
+        lambda of: of.observe(played(), [f"add_function\n{FUNCTION}"]),
+        lambda of: (
+            of.assign(Task(0, 0, 0), 0).options,
+            of.observe(played(scale=3.0), ["remove_function twice"]),
             of.get_state(),
         ),
     ),

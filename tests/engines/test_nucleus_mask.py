@@ -147,4 +147,3 @@ def test_bits_hold_sets_of_any_size(vocabulary):
     assert torch.equal(unpack_bits(bits, vocabulary), allowed)
     logits = torch.zeros(7, vocabulary)
     assert torch.equal(forbid(logits, bits) == 0, allowed)
-    assert forbid(logits, None) is logits

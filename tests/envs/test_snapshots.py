@@ -44,7 +44,8 @@ def act(env, rng):
         return line, observed[2] or observed[3]
     agent = env.agent_selection
     policy = env.expert_action if rng.random() < 0.5 else env.random_action
-    text = policy(agent, rng)
+    has_ended = env.terminations[agent] or env.truncations[agent]
+    text = None if has_ended else policy(agent, rng)
     env.step(text)
     observed = (env.grants, env.terminations, env.truncations, env.infos, env._texts)
     return repr((text, observed)), not env.live_agents

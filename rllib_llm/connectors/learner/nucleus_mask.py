@@ -17,18 +17,16 @@ _EIGHT = np.uint8(255)  # eight allowed tokens
 def allowed_column(
     allowed: Sequence[Allowed], size: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Return the column ``allowed_tokens``, or none if no token was restricted.
+    """Return the column ``allowed_tokens``.
 
     Args:
-        allowed: The turns of each row. [B]
+        allowed: The turns of each row, at least one in all. [B]
         size: Rows and columns of the batch, B and T.
 
     Returns:
         uint8 [B, T, ceil(V / 8)]; tokens that were not sampled allow everything.
     """
-    width = next((bits.shape[1] for row in allowed for _, bits in row), None)
-    if width is None:
-        return {}
+    width = next(bits.shape[1] for row in allowed for _, bits in row)
     out = np.full((*size, width), _EIGHT)
     for number, row in enumerate(allowed):
         for start, bits in row:

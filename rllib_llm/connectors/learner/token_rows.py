@@ -431,4 +431,6 @@ def pad_rows(
     out[Columns.LOSS_MASK] = sampled & np.asarray(trained, bool)[:, None]
     if any(row.choices is not None for row in rows):
         out |= pad_choices(rows, size)
-    return out | allowed_column([row.allowed for row in rows], size)
+    if any(row.allowed for row in rows):
+        out |= allowed_column([row.allowed for row in rows], size)
+    return out
