@@ -33,7 +33,8 @@ def pair_gradient(algo, env=None, **sections):
 
 def matched(algo, env=None, **sections):
     """Return index, return and untrained turns of what is compared in two tasks."""
-    config = make_config(PrefConfig, **sections["training"])
+    # Not validated: the environment has one agent, the episodes below have two.
+    config = make_config(PrefConfig).training(**sections["training"])
     driver = Pref.__new__(Pref)
     driver.config = config.rollouts(group_size=4, episodes_per_iteration=8)
     returns = [0.0, 1.0, 0.5, 1.0, 0.2, 0.1, 0.0, 0.6]
