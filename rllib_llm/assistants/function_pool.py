@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
-from rllib_llm.assistants.pool import contrast
+from rllib_llm.assistants.pool import best
 from rllib_llm.assistants.questions import Question
 from rllib_llm.components.registry import component
 from rllib_llm.errors import ConfigError
@@ -43,10 +41,7 @@ def function_pool(question: Question, *, candidates: list[str]) -> str:
     left = [c.strip() for c in candidates]
     left = [c for c in left if not any(c in text for text in question.texts)]
     if left:
-        values = [contrast(source, question.trajectories) for source in left]
-        best = [c for c, v in zip(left, values, strict=True) if v == max(values)]
-        rng = np.random.default_rng(question.seed)
-        source = best[int(rng.integers(len(best)))]
+        source = best(left, question)
         is_member = not (names - set(unused)).isdisjoint(_NAME.findall(source))
         lines += ["revise_function" if is_member else "add_function", source]
     return "\n".join(lines)

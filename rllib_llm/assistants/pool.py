@@ -46,12 +46,18 @@ def pool(
     left = [text for text in candidates if text not in question.texts]
     if not left:
         return ""
-    rng = np.random.default_rng(question.seed)
     if choose == "contrast":
-        values = [contrast(text, question.trajectories) for text in left]
-        best = max(values)
-        left = [t for t, value in zip(left, values, strict=True) if value == best]
+        return form.format(text=best(left, question))
+    rng = np.random.default_rng(question.seed)
     return form.format(text=left[int(rng.integers(len(left)))])
+
+
+def best(texts: Sequence[str], question: Question) -> str:
+    """Return the text of the largest :func:`contrast`, by chance among equals."""
+    values = [contrast(text, question.trajectories) for text in texts]
+    equals = [t for t, v in zip(texts, values, strict=True) if v == max(values)]
+    rng = np.random.default_rng(question.seed)
+    return equals[int(rng.integers(len(equals)))]
 
 
 def contrast(text: str, trajectories: Sequence[Trajectory]) -> int:

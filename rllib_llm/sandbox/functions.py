@@ -36,11 +36,17 @@ class Function:
 
 
 def read_function(source: str) -> Function:
-    """Return the only function that a source defines.
+    r"""Return the only function that a source defines.
 
     Beside it there may be imports. Its docstring has a description in the first line
-    and at least one example as doctest writes it, ``>>> squares(1, 2)`` and ``5`` in
-    the next line.
+    and at least one example, as doctest writes it.
+
+    Example::
+
+        >>> doc = "'''Twice a.\n\n    >>> twice(2)\n    4\n    '''"
+        >>> function = read_function(f"def twice(a):\n    {doc}\n    return 2 * a")
+        >>> function.summary, function.examples
+        ('twice(a): Twice a.', (('twice(2)', '4'),))
 
     Raises:
         ValueError: If the source is anything else.

@@ -7,10 +7,9 @@ import json
 import pytest
 from component_helpers import trajectory
 from learner_helpers import make_config
-from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from saving_helpers import Driver
 
 from rllib_llm import GRPOConfig, SFTConfig
-from rllib_llm.algorithms.driver.saved_episodes import SavesEpisodes
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ConfigError
@@ -115,17 +114,6 @@ def test_the_wrong_turn_is_not_trained():
         for turn in episode.get_extra_model_outputs(columns.TURN)
     ]
     assert replies == ["a", "x", "No. b", "c"]
-
-
-class _Base:
-    iteration = 0
-
-    def setup(self, config):
-        self.config, self.metrics, self.logdir = config, MetricsLogger(), None
-
-
-class Driver(SavesEpisodes, _Base):
-    pass
 
 
 class Sampled:

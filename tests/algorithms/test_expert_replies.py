@@ -8,11 +8,10 @@ import json
 import numpy as np
 import pytest
 from learner_helpers import make_config
-from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from saving_helpers import Driver
 from test_rewards_filters_runs import Counting
 
 from rllib_llm import GRPOConfig, SFTConfig
-from rllib_llm.algorithms.driver.saved_episodes import SavesEpisodes
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.types import Task
@@ -99,17 +98,6 @@ def test_other_texts_than_before_are_an_error(config, sampled):
     other.unwrapped.reset = lambda **given: ("Another number.", reset(**given)[1])
     with pytest.raises(EnvContractError, match="played again"):
         list(expert_replies(other, sampled[0], trajectory, {1}))
-
-
-class _Base:
-    iteration = 0
-
-    def setup(self, config):
-        self.config, self.metrics, self.logdir = config, MetricsLogger(), None
-
-
-class Driver(SavesEpisodes, _Base):
-    pass
 
 
 @pytest.mark.parametrize(

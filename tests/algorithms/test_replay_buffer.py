@@ -20,6 +20,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from team_helpers import set_group_advantages
 
 from rllib_llm import GRPO, GRPOConfig
+from rllib_llm.algorithms.driver.mixed_files import MixesFiles
 from rllib_llm.algorithms.driver.replay import ReplayBuffer
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data import columns
@@ -317,7 +318,10 @@ def test_replay_has_a_probability_with_a_schedule():
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_an_iteration_that_replays_may_learn_from_these_alone(alone):
+def test_replayed_episodes_may_stand_in_place_of_sampled_ones(alone, monkeypatch):
+    (row,) = group(500, [0.0])
+    episode_data(row).source = FILE
+    monkeypatch.setattr(MixesFiles, "with_stored", lambda self, given: [*given, row])
     config = make_config(GRPOConfig)
     config.replay(episodes_per_iteration=16, alone=alone, probability=0.5)
     config.validate()
@@ -330,6 +334,7 @@ def test_an_iteration_that_replays_may_learn_from_these_alone(alone):
         sources = [episode_data(e).source for e in joined]
         replays = REPLAY in sources
         assert sources.count("sampled") == (0 if alone and replays else 2)
+        assert sources.count(FILE) == 1  # in place of sampled ones, not of files
         seen.add(replays)
     assert seen == {True, False}
 

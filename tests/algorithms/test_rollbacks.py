@@ -8,10 +8,9 @@ import json
 import numpy as np
 import pytest
 from learner_helpers import make_config
-from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from saving_helpers import Driver
 
 from rllib_llm import GRPOConfig, SFTConfig
-from rllib_llm.algorithms.driver.saved_episodes import SavesEpisodes
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.types import Task
@@ -184,17 +183,6 @@ def test_other_texts_than_before_are_an_error():
     other = make_env("back-v0", ENV)
     with pytest.raises(EnvContractError, match="played again"):
         rollbacks(other, [shown, changed], SENTENCE)
-
-
-class _Base:
-    iteration = 0
-
-    def setup(self, config):
-        self.config, self.metrics, self.logdir = config, MetricsLogger(), None
-
-
-class Driver(SavesEpisodes, _Base):
-    pass
 
 
 def config_with(env="back-v0", options=ENV, **given):

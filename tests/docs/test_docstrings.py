@@ -12,13 +12,11 @@ from rllib_llm.components.registry import COMPONENTS
 from rllib_llm.sandbox import probe
 
 ROOT = Path(__file__).parents[2]
-SPEAK_OF_EXAMPLES = {"rllib_llm.sandbox.functions"}  # which it reads and has none
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in (ROOT / "rllib_llm").rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")
 )
-MODULES = [name for name in MODULES if name not in SPEAK_OF_EXAMPLES]
 NEED_A_RUN = {"rllib_llm.inference.policy"}  # all of their examples are skipped
 
 

@@ -64,8 +64,8 @@ class ReplaySettings(DeclaredSettings):
     )
     replay_alone: bool = setting(
         False,
-        """An iteration that replays episodes learns from these alone (RoRecomp's
-        compensation batches).""",
+        """An iteration that replays episodes learns from these in place of sampled ones
+        (RoRecomp's compensation batches).""",
     )
     replay_positive_only: bool = setting(
         False,

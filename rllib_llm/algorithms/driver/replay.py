@@ -251,15 +251,16 @@ class ReplaysEpisodes(RLlibAlgorithm):
 
     def with_stored(self, episodes: SampledEpisodes) -> list[Any]:
         """Return the episodes to train on, with earlier ones."""
-        joined: list[Any] = super().with_stored(episodes)  # type: ignore[misc]
         if self._buffer is None:
+            joined: list[Any] = super().with_stored(episodes)  # type: ignore[misc]
             return joined
         replayed, metrics = self._buffer.draw(self.iteration)
         for name, value in metrics.items():
             self.metrics.log_value(("replay", name), value, window=1)
         self._buffer.add(episodes, self.iteration)
-        if replayed and self._buffer.config.replay_alone:
-            return replayed
+        is_alone = replayed and self._buffer.config.replay_alone
+        # Rows of files join in any case.
+        joined = super().with_stored([] if is_alone else episodes)  # type: ignore[misc]
         return [*joined, *replayed]
 
     @override(Algorithm)
