@@ -219,7 +219,8 @@ def _noted(why: str, source: str) -> str:
 
 
 def _source(functions: Mapping[str, Function]) -> FixedTexts:
-    sources = [function.source for function in functions.values()]
+    # By name, so that agents read the same text however the set has come about.
+    sources = [functions[name].source for name in sorted(functions)]
     return FixedTexts((), options={OPTION: sources})
 
 

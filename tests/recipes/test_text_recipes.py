@@ -68,7 +68,7 @@ def check_library(texts, episodes):
 
 def check_functions(texts, episodes):
     """Programs run with the set that is tried, whose functions passed their checks."""
-    tried = [function.source for function in texts.tried.values()]
+    tried = [texts.tried[name].source for name in sorted(texts.tried)]
     assert tried and texts.value is not None
     sandbox = shared_sandbox()
     for episode in episodes:
