@@ -104,6 +104,22 @@ def place_values(nodes: Nodes, returns: np.ndarray) -> np.ndarray:
     return key_means(returns, places)[places]
 
 
+def replies_of(table: TurnTable) -> tuple[np.ndarray, np.ndarray]:
+    """Return the place and the reply of each turn, by number.
+
+    Replies with equal texts at one place are one.
+
+    Args:
+        table: Whole groups of one agent.
+
+    Returns:
+        Places and replies; turns with the same number share them. int64 [M]
+    """
+    nodes = nodes_of(table)
+    places = nodes.places[nodes.of_turn]
+    return places, combined_keys(places, table.completions)
+
+
 def node_rewards(nodes: Nodes, centred: np.ndarray) -> np.ndarray:
     """Return each node's reward: its value above the root's and above its parent's.
 

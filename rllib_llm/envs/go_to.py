@@ -115,10 +115,10 @@ def _seen(result: Any) -> tuple[Any, bool]:
 
 
 _REMEDY = (
-    "Forks of an environment without snapshot(), and save_as='expert_replies' or "
-    "'rollbacks', play the same texts again and must arrive at the same place. Draw "
-    "all random numbers from the rng or seed of reset(), or implement snapshot() and "
-    "restore(). `rllib-llm check --fork` plays such episodes."
+    "Forks of an environment without snapshot(), and save_as='expert_replies', "
+    "'rollbacks' or 'calibrations', play the same texts again and must arrive at the "
+    "same place. Draw all random numbers from the rng or seed of reset(), or implement "
+    "snapshot() and restore(). `rllib-llm check --fork` plays such episodes."
 )
 
 
