@@ -37,6 +37,21 @@ METHODS: dict[str, Callable[[], Any]] = {
     "MARFT": lambda: MARFTConfig().training(critic_lr=2e-3),
     "LLMPPO": lambda: LLMPPOConfig().training(critic_lr=2e-3),
     "GRPO": lambda: GRPOConfig().rollouts(group_size=8),
+    "MAGRPO": lambda: (
+        GRPOConfig().rollouts(group_size=8).training(advantage_estimator="magrpo")
+    ),
+    # Four messages of the scout per task, and four walks after each.
+    "C3": lambda: (
+        GRPOConfig()
+        .rollouts(
+            group_size=16,
+            fork={"name": "every_turn", "roots": 4, "first": 1, "branches": 3},
+        )
+        .training(
+            advantage_estimator={"name": "siblings", "team": "mean"},
+            fork_training="tree",
+        )
+    ),
 }
 
 

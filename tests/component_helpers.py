@@ -25,6 +25,7 @@ OF_GROUPS = (
     "hierarchical",
     "magrpo",
     "maxrl",
+    "siblings",
     "treepo",
     "treerl",
     "turn",

@@ -13,7 +13,7 @@ import numpy as np
 
 from rllib_llm.advantages.column_keys import combined_keys, key_means
 from rllib_llm.advantages.group_relative import group_advantages
-from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.data.turn_table import Trajectory, TurnTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,36 +41,48 @@ class Nodes:
 def nodes_of(table: TurnTable) -> Nodes:
     """Return the nodes of the turns of a table.
 
+    Of several agents each has nodes of its own, with its turn before as their parent.
+    Between the two other agents may have acted: siblings answered what all of them
+    said up to there.
+
     Args:
         table: Trajectories of agents, forked or not.
     """
     numbers: dict[tuple[int, ...], int] = {}
-    prompts: list[tuple[int, int]] = []
+    prompts: list[tuple[int, ...]] = []
     of_turn = np.zeros(len(table.owner), np.int64)
     parents: list[int] = []
     place = 0
     for number, trajectory in enumerate(table.trajectories):
-        above = -1
-        branches = iter(trajectory.path)
-        # Trajectories without a path share no turn with others: -1 is no rollout.
-        branch, alone = next(branches, None), (-1, number)
-        upcoming = next(branches, None)
-        for turn in range(len(trajectory)):
-            if upcoming is not None and upcoming.turn == turn:
-                branch, upcoming = upcoming, next(branches, None)
-            sampler = alone if branch is None else (branch.rollout, branch.attempt)
-            key = (trajectory.task.group_id, trajectory.agent, *sampler, turn)
+        above, whose = -1, (trajectory.task.group_id, trajectory.agent)
+        for step in trajectory.steps:
+            key = (*whose, *_sampler(trajectory, number, step), step)
             if key not in numbers:
                 numbers[key] = len(parents)
                 parents.append(above)
-                prompts.append((trajectory.task.group_id, trajectory.agent))
+                # Whoever acted in the step before: it had this one as its result.
+                before = _sampler(trajectory, number, step - 1)
+                prompts.append((*whose, *before, step))
             above = of_turn[place] = numbers[key]
             place += 1
     leaves = np.bincount(of_turn, minlength=len(parents))
-    # Roots have the parent -1 in every task.
-    tasks, agents = np.array(prompts, np.int64).reshape(-1, 2).T
-    places = combined_keys(tasks, agents, np.array(parents, np.int64))
-    return Nodes(of_turn, np.array(parents, np.int64), leaves, places)
+    columns = np.array(prompts, np.int64).reshape(-1, 5).T
+    return Nodes(of_turn, np.array(parents, np.int64), leaves, combined_keys(*columns))
+
+
+def _sampler(trajectory: Trajectory, number: int, step: int) -> tuple[int, int]:
+    """Return the rollout and the attempt that sampled a step of a trajectory.
+
+    Args:
+        trajectory: The trajectory.
+        number: Its number in the table.
+        step: Number of the environment's step; -1: the prompt, which all share.
+    """
+    if step < 0:
+        return (-1, -1)
+    branches = [branch for branch in trajectory.path if branch.turn <= step]
+    # Trajectories without a path share no turn with others: -1 is no rollout.
+    return (branches[-1].rollout, branches[-1].attempt) if branches else (-1, number)
 
 
 def place_values(nodes: Nodes, returns: np.ndarray) -> np.ndarray:
@@ -90,6 +102,22 @@ def place_values(nodes: Nodes, returns: np.ndarray) -> np.ndarray:
         return np.zeros(0)
     places = nodes.places[nodes.of_turn]
     return key_means(returns, places)[places]
+
+
+def replies_of(table: TurnTable) -> tuple[np.ndarray, np.ndarray]:
+    """Return the place and the reply of each turn, by number.
+
+    Replies with equal texts at one place are one.
+
+    Args:
+        table: Whole groups of one agent.
+
+    Returns:
+        Places and replies; turns with the same number share them. int64 [M]
+    """
+    nodes = nodes_of(table)
+    places = nodes.places[nodes.of_turn]
+    return places, combined_keys(places, table.completions)
 
 
 def node_rewards(nodes: Nodes, centred: np.ndarray) -> np.ndarray:

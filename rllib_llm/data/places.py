@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rllib_llm.data.episode_data import EpisodeData
     from rllib_llm.data.types import Message, Turn
+    from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class Branch:
     """Part of an episode's path: the rollout that sampled its turns from one on.
 
     Attributes:
-        turn: Number of the first of these turns.
+        turn: Number of the first of these turns; of several agents the environment's
+            step.
         rollout: Number of the rollout in its group.
         attempt: Number of the rollout's attempts before this one.
     """
@@ -29,15 +31,39 @@ Path = tuple[Branch, ...]
 """Branches of an episode, from the prompt on; their turns increase."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Place:
-    """A place of an episode: an observation that a policy is about to answer.
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PlaceInGroup:
+    """A place of an episode: observations that policies are about to answer.
 
     Several episodes may begin here. Turn records are shared, not copied: nothing
     changes them once their environment has replied.
 
     Attributes:
         path: Branches that sampled the turns before it.
+        consecutive: Number of places in a row that were forked, up to here.
+        state: The environment's ``snapshot()``; None: the actions are played again.
+    """
+
+    path: Path
+    consecutive: int = 0
+    state: bytes | None = None
+
+    @property
+    def turn(self) -> int:
+        """Number of the environment's step that follows."""
+        raise NotImplementedError
+
+    @property
+    def seed_parts(self) -> tuple[Any, ...]:
+        """Parts of a seed that identify the place within its group."""
+        return ("fork", self.turn, *map(dataclasses.astuple, self.path))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Place(PlaceInGroup):
+    """A place of an episode with one agent.
+
+    Attributes:
         observations: Texts up to here, this one included. [t+1]
         infos: The environment's info with each. [t+1]
         actions: Texts that the environment received. [t]
@@ -46,11 +72,8 @@ class Place:
         messages: The conversation before this observation.
         system: System message that the environment chose.
         tools: JSON schemas of the tools that the chat template presents.
-        consecutive: Number of places in a row that were forked, up to here.
-        state: The environment's ``snapshot()``; None: the actions are played again.
     """
 
-    path: Path
     observations: tuple[str, ...]
     infos: tuple[dict[str, Any], ...]
     actions: tuple[str, ...] = ()
@@ -59,8 +82,6 @@ class Place:
     messages: tuple[Message, ...] = ()
     system: str | None = None
     tools: Any = None
-    consecutive: int = 0
-    state: bytes | None = None
 
     @property
     def turn(self) -> int:
@@ -72,10 +93,85 @@ class Place:
         """Tokens sampled before this place."""
         return sum(len(turn.action_ids) for turn in self.turns)
 
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Move:
+    """An agent's turn and its action.
+
+    Attributes:
+        turn: The turn.
+        action: Its action as the environment received it.
+        recorded: Its action in RLlib's record if it differs, otherwise None.
+        outputs: Extra model outputs, for RLlib's record.
+    """
+
+    turn: Turn
+    action: Any
+    recorded: Any
+    outputs: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """An agent's conversation at a place.
+
+    Attributes:
+        messages: Messages up to its last reply.
+        system: System message that the environment chose.
+        tools: JSON schemas of the tools that the chat template presents.
+    """
+
+    messages: tuple[Message, ...]
+    system: str | None
+    tools: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MultiAgentPlace(PlaceInGroup):
+    """A place of an episode with several agents, before a step of the environment.
+
+    Attributes:
+        replies: The environment's replies up to here, that of ``reset`` first. [t+1]
+        moves: What each agent did in each step, by AgentID. [t]
+        contexts: Conversation of each agent that has acted, by AgentID.
+    """
+
+    replies: tuple[MultiAgentStep, ...]
+    moves: tuple[dict[str, Move], ...] = ()
+    contexts: dict[str, Context] = dataclasses.field(default_factory=dict)
+
     @property
-    def seed_parts(self) -> tuple[Any, ...]:
-        """Parts of a seed that identify the place within its group."""
-        return ("fork", self.turn, *map(dataclasses.astuple, self.path))
+    def turn(self) -> int:
+        """Number of the environment's step that follows."""
+        return len(self.moves)
+
+    @property
+    def actions(self) -> tuple[dict[str, Any], ...]:
+        """Arguments of the environment's steps. [t]"""
+        return tuple(
+            {agent: move.action for agent, move in moves.items()}
+            for moves in self.moves
+        )
+
+    @property
+    def observations(self) -> tuple[dict[str, Any], ...]:
+        """Observations of the agents that had to act next, by AgentID. [t+1]"""
+        return tuple(reply.observations for reply in self.replies)
+
+
+def messages_before(data: EpisodeData, turns: int) -> tuple[Message, ...]:
+    """Return the messages up to the reply of the last of so many turns.
+
+    Args:
+        data: The package's record of an agent's episode, running or finished.
+        turns: Number of turns, at most those that were sampled.
+    """
+    if not turns:
+        return ()
+    replies = [i for i, m in enumerate(data.messages) if m["role"] == "assistant"]
+    # The last ones: an environment's opening may contain replies, too.
+    replies = replies[len(replies) - data.num_turns :]
+    return tuple(data.messages[: replies[turns - 1] + 1])
 
 
 def place_of(
@@ -92,12 +188,9 @@ def place_of(
     from rllib_llm.data import columns
 
     # The environment has replied to fewer turns than were sampled, if one is running.
-    replies = [i for i, m in enumerate(data.messages) if m["role"] == "assistant"]
-    # The last ones: an environment's opening may contain replies, too.
-    replies = replies[len(replies) - data.num_turns :]
     observations = [str(text) for text in episode.get_observations()]
     return Place(
-        path=tuple(branch for branch in data.path if branch.turn < turn),
+        path=path_before(data, turn),
         observations=tuple(observations[: turn + 1]),
         infos=tuple(episode.get_infos()[: turn + 1]),
         actions=tuple(str(action) for action in episode.get_actions()[:turn]),
@@ -105,8 +198,13 @@ def place_of(
         turns=tuple(episode.get_extra_model_outputs(columns.TURN)[:turn])
         if turn
         else (),
-        messages=tuple(data.messages[: replies[turn - 1] + 1]) if turn else (),
+        messages=messages_before(data, turn),
         system=data.system,
         tools=data.tools if turn else None,
         consecutive=consecutive,
     )
+
+
+def path_before(data: EpisodeData, turn: int) -> Path:
+    """Return the branches of an episode that sampled the turns before one."""
+    return tuple(branch for branch in data.path if branch.turn < turn)

@@ -117,6 +117,14 @@ class SampledEpisodes:
         restricted._entries = [e for e in self._built if e[2].module_id == module_id]
         return restricted
 
+    def of_agent(self, agent_id: str) -> SampledEpisodes:
+        """Return the parts of one agent as episodes, with their trajectories."""
+        entries = [entry for entry in self._built if entry[2].agent_id == agent_id]
+        parts = SampledEpisodes(part for part, _, _ in entries)
+        number = {t.episode: index for index, (_, _, t) in enumerate(entries)}
+        parts._entries = _renumbered(entries, number.__getitem__)
+        return parts
+
     def write_rewards(self, before: Sequence[Sequence[float]]) -> None:
         """Write the trajectories' rewards into RLlib's episodes and their reward logs.
 

@@ -145,7 +145,10 @@ def recorder_factory(
         )
     spaces = non_llm_spaces(config)
     encoders = {m: Encoder(observed) for m, (observed, _) in spaces.items()}
-    return lambda task: MultiAgentRecorder(task, agents, mapping, names, encoders)
+    is_forked = fork_rule(config) is not None
+    return lambda task: MultiAgentRecorder(
+        task, agents, mapping, names, encoders, is_forked
+    )
 
 
 def env_factory(config: LLMConfig) -> Callable[[], Any]:

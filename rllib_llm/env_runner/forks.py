@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from rllib_llm.data import columns
-from rllib_llm.data.places import Branch, place_of
+from rllib_llm.data.places import Branch
 from rllib_llm.env_runner.slots import Slot
 from rllib_llm.forks.point import ForkPoint
 from rllib_llm.seeding import stable_seed
+
+if TYPE_CHECKING:
+    from rllib_llm.data.types import Turn
+    from rllib_llm.env_runner.recorder import AgentState
 
 
 class ForkRule(Protocol):
@@ -39,34 +43,43 @@ def plan_forks(slot: Slot, rule: ForkRule, budget: int) -> None:
     """Ask a fork rule whether episodes begin before the turn that was just sampled.
 
     Writes the slot's ``num_forks`` and ``place``. A fork's own first turn is no new
-    place: its parent was asked there.
+    place: its parent was asked there. Agents that act at once have one place.
 
     Args:
-        slot: Slot of an episode with one agent.
+        slot: Slot of an episode whose environment is about to step.
         rule: The fork rule.
         budget: Number of episodes that may still be forked.
     """
-    data, episode = slot.recorder.data, slot.recorder.episode
-    turn = data.num_turns - 1
-    task, (agent_state,) = slot.recorder.task, slot.recorder.agent_states
+    recorder = slot.recorder
+    turn, task = recorder.env_t, recorder.task
     if not budget or (task.place is not None and turn == task.place.turn):
         return
+    acting = recorder.acting
     parts = () if task.place is None else task.place.seed_parts
-    logps = agent_state.turn.action_logps
-    first = episode.get_extra_model_outputs(columns.TURN, 0) if turn else None
-    info = episode.get_infos(-1) or {}
+    infos = [state.episode.get_infos(-1) or {} for state in acting]
     point = ForkPoint(
         turn=turn,
-        logps=logps,
-        first_logps=logps if first is None else first.action_logps,
-        after_tool=bool(turn and info.get("tool")),
+        logps=np.concatenate([state.turn.action_logps for state in acting]),
+        first_logps=np.concatenate([_first(s).action_logps for s in acting]),
+        after_tool=bool(turn and any(info.get("tool") for info in infos)),
         consecutive=slot.consecutive,
         budget=budget,
         rng=np.random.default_rng(
             stable_seed(task.seed, task.rollout, slot.attempt, *parts, "rule", turn)
         ),
+        agents=tuple(state.agent_id for state in acting),
     )
     slot.num_forks = min(rule(point), budget)
     slot.consecutive = slot.consecutive + 1 if slot.num_forks else 0
     if slot.num_forks:
-        slot.place = place_of(episode, data, turn, consecutive=slot.consecutive)
+        slot.place = recorder.place(turn, consecutive=slot.consecutive)
+
+
+def _first(agent_state: AgentState) -> Turn:
+    """Return the agent's first turn, which may be the one that was just sampled."""
+    episode = agent_state.episode
+    assert episode is not None and agent_state.turn is not None
+    if not len(episode):
+        return agent_state.turn
+    turn: Turn = episode.get_extra_model_outputs(columns.TURN, 0)
+    return turn

@@ -9,9 +9,11 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.places import MultiAgentPlace, path_before
 from rllib_llm.data.reward_log import rewards_of_turns
 from rllib_llm.data.types import FinishReason, StopPolicy, StopReason, Task
 from rllib_llm.env_runner.episode_limits import RolloutLimits, stop_reason
+from rllib_llm.env_runner.multi_agent_history import History, repeat
 from rllib_llm.env_runner.recorder import (
     AgentState,
     check_reward,
@@ -42,6 +44,7 @@ class MultiAgentRecorder:
         module_ids: Names of all policies.
         encoders: Encoders of numeric observations for policies that are RLModules
             without a language model, by ModuleID; other policies read text.
+        is_forked: Whether other episodes may begin at its places, which are kept.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class MultiAgentRecorder:
         module_for: Callable[[str, Any], str],
         module_ids: tuple[str, ...],
         encoders: Mapping[str, Callable[[Any, str], Any]] | None = None,
+        is_forked: bool = False,
     ) -> None:
         self.task = task
         self._agents, self._module_ids = agents, module_ids
@@ -67,11 +71,17 @@ class MultiAgentRecorder:
         self._final_observations: dict[str, Any] = {}  # of the agents in _ended
         self._final_infos: dict[str, Any] = {}
         self._observed_at_end: set[str] = set()
+        self._history = History() if is_forked else None
 
     @property
     def agent_states(self) -> list[AgentState]:
         """States of the agents seen so far, in declared order."""
         return sorted(self._agent_states.values(), key=lambda s: s.index)
+
+    @property
+    def acting(self) -> list[AgentState]:
+        """States of the agents that must act, or have just acted."""
+        return self._acting
 
     @property
     def has_turns(self) -> bool:
@@ -85,6 +95,8 @@ class MultiAgentRecorder:
                 f"reset(seed={self.task.seed}) returned no active agents; at least "
                 "one agent needs an observation."
             )
+        if self._history is not None:
+            self._history.add_reply(reply, self.task)
         self._record_step(reply)
         texts = {a: o for a, o in reply.observations.items() if isinstance(o, str)}
         self.data.first_texts = texts
@@ -94,6 +106,34 @@ class MultiAgentRecorder:
         self._acting = [self._agent_state(agent) for agent in reply.observations]
         return self._acting
 
+    def place(self, turn: int, *, consecutive: int = 0) -> MultiAgentPlace:
+        """Return the place before a step of the environment.
+
+        Args:
+            turn: Number of the step, at most that of the step that comes next.
+            consecutive: Number of places in a row that were forked, this one included.
+        """
+        assert self._history is not None, "Nothing is forked."
+        data = {s.agent_id: s.data for s in self._agent_states.values()}
+        path = path_before(self.data, turn)
+        return self._history.place(turn, data, path, consecutive)
+
+    def resume(self, place: MultiAgentPlace) -> list[AgentState]:
+        """Record the steps before a place; return the agents that must act."""
+        acting = self.begin(place.replies[0])
+        for moves, reply in zip(place.moves, place.replies[1:], strict=True):
+            for agent_state in acting:
+                repeat(moves[agent_state.agent_id], agent_state)
+            acting = self._add_step(reply, by_limit=False)
+        for agent, context in place.contexts.items():
+            data = self._agent_states[agent].data
+            data.messages = list(context.messages)
+            data.system, data.tools = context.system, context.tools
+            data.sampled = data.sampled_logps = None
+            data.inherited_tokens = data.num_sampled
+        self.data.inherited_tokens = self.num_sampled
+        return acting
+
     def action(self) -> dict[str, Any]:
         """Return the argument of ``env.step``: each acting agent's action."""
         return {
@@ -102,23 +142,30 @@ class MultiAgentRecorder:
 
     def advance(self, reply: MultiAgentStep, limits: RolloutLimits) -> list[AgentState]:
         """Record the result of ``env.step``; return the agents that must act."""
+        ended = {**self._ended, **_ends(reply)}
+        cut_off = any(s.data.last_finish is FinishReason.LENGTH for s in self._acting)
+        by_limit, self.data.stop_reason = stop_reason(
+            limits,
+            self.task,
+            turns=self.env_t + 1,  # this step is not recorded yet
+            num_sampled=self.num_sampled,
+            last_finish=FinishReason.LENGTH if cut_off else None,
+            terminated=reply.is_over and not any(ended.values()),
+            truncated=reply.is_over and any(ended.values()),
+            given=reply.stop_reason,
+        )
+        return self._add_step(reply, by_limit=by_limit)
+
+    def _add_step(self, reply: MultiAgentStep, *, by_limit: bool) -> list[AgentState]:
+        """Add a step to RLlib's episode; return the agents that must act."""
         acted = self._acting
         self.env_t += 1
         for agent_state in acted:
             agent_state.mark_turn(reply.infos.get(agent_state.agent_id, {}))
+        if self._history is not None:
+            self._history.add_moves(acted)
+            self._history.add_reply(reply, self.task)
         self._record_step(reply)
-        data = self.data
-        cut_off = any(s.data.last_finish is FinishReason.LENGTH for s in acted)
-        by_limit, data.stop_reason = stop_reason(
-            limits,
-            self.task,
-            turns=self.env_t,
-            num_sampled=self.num_sampled,
-            last_finish=FinishReason.LENGTH if cut_off else None,
-            terminated=reply.is_over and not any(self._ended.values()),
-            truncated=reply.is_over and any(self._ended.values()),
-            given=reply.stop_reason,
-        )
         is_over = reply.is_over or by_limit
         observations = self._encoded(reply.observations)
         infos = self._infos(reply)
@@ -177,6 +224,7 @@ class MultiAgentRecorder:
         for agent_state in self._agent_states.values():
             agent_data = agent_state.data
             # Every part carries the outcome: the Learner sees agents one by one.
+            agent_data.path = data.path
             agent_data.task, agent_data.stop_reason = data.task, data.stop_reason
             agent_data.stop_policy = data.stop_policy
             agent_data.success = data.success
@@ -202,8 +250,7 @@ class MultiAgentRecorder:
             # The log holds rewards that change something; zeros are the default.
             if reward:
                 self._reward_log.append((self.env_t, agent, float(reward)))
-        self._ended |= dict.fromkeys(reply.terminated, False)
-        self._ended |= dict.fromkeys(reply.truncated, True)
+        self._ended |= _ends(reply)
         self._final_observations |= self._encoded(reply.final_observations)
         self._final_infos |= self._stored(reply.infos, reply.final_observations)
         if reply.success is not None:
@@ -288,3 +335,11 @@ class MultiAgentRecorder:
         flags = [part.is_truncated for part in self.episode.agent_episodes.values()]
         self.episode.is_truncated = any(flags)
         self.episode.is_terminated = not any(flags)
+
+
+def _ends(reply: MultiAgentStep) -> dict[str, bool]:
+    """Return the agents that have ended in a step, and whether they were truncated."""
+    return {
+        **dict.fromkeys(reply.terminated, False),
+        **dict.fromkeys(reply.truncated, True),
+    }

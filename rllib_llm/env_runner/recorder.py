@@ -17,7 +17,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import EpisodeData, episode_data
-from rllib_llm.data.places import Place
+from rllib_llm.data.places import Place, place_of
 from rllib_llm.data.types import StopPolicy, Task, Turn
 from rllib_llm.env_runner.episode_limits import RolloutLimits, stop_reason
 from rllib_llm.errors import EnvContractError
@@ -92,6 +92,11 @@ class SingleAgentRecorder:
         return [self._agent_state]
 
     @property
+    def acting(self) -> list[AgentState]:
+        """States of the agents that must act, or have just acted."""
+        return [self._agent_state]
+
+    @property
     def has_turns(self) -> bool:
         """True if the episode holds at least one turn to train on."""
         return len(self.episode) > 0
@@ -138,6 +143,10 @@ class SingleAgentRecorder:
         data.sampled = data.sampled_logps = None
         data.inherited_tokens = data.num_sampled
         return [self._agent_state]
+
+    def place(self, turn: int, *, consecutive: int = 0) -> Place:
+        """Return the place before a turn; see :func:`place_of`."""
+        return place_of(self.episode, self.data, turn, consecutive=consecutive)
 
     def action(self) -> str:
         """Return the argument of ``env.step``."""

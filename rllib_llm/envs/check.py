@@ -20,7 +20,7 @@ from rllib_llm.envs.env_kinds import is_multi_agent
 from rllib_llm.envs.make import EnvSpec, make_env
 from rllib_llm.envs.mixture import check_mixture
 from rllib_llm.envs.mixture_members import MIXTURE, read_members
-from rllib_llm.errors import ConfigError, RLlibLLMError
+from rllib_llm.errors import RLlibLLMError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,11 +91,6 @@ def check_env(
         text = f"Building it raised {described(error)}"
         return CheckReport(name_of(spec), [f"{text}\n      Correct __init__()."])
     if is_multi_agent(env):
-        if forks:
-            raise ConfigError(
-                f"{name_of(spec)} has several agents, but only episodes of one agent "
-                "can be forked. Leave --fork (forks) out."
-            )
         from rllib_llm.envs.multi_checks import check_multi_env
 
         return check_multi_env(
@@ -106,6 +101,7 @@ def check_env(
             seeds=seeds,
             env_processes=env_processes,
             first_reset_s=first_reset_s,
+            forks=forks,
         )
     subject = Subject(
         name=name_of(spec),

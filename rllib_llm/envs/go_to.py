@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rllib_llm.envs.multi_agent_adapter import MultiAgentAdapter, MultiAgentStep
 from rllib_llm.errors import EnvContractError
 
 _MAX_CHARS = 60  # of each text in a message
@@ -14,9 +15,12 @@ def snapshot_of(env: Any) -> bytes | None:
     """Return the environment's ``snapshot()``; None if it has none.
 
     A wrapper may hold a state of its own, so wrapped environments have none; nor have
-    those whose state cannot be copied.
+    those whose state cannot be copied. A MultiAgentAdapter is no such wrapper.
     """
-    if getattr(env, "unwrapped", env) is not env or not hasattr(env, "snapshot"):
+    is_wrapped = getattr(env, "unwrapped", env) is not env
+    if is_wrapped and not isinstance(env, MultiAgentAdapter):
+        return None
+    if not hasattr(env, "snapshot"):
         return None
     try:
         state = env.snapshot()
@@ -26,7 +30,7 @@ def snapshot_of(env: Any) -> bytes | None:
     return state
 
 
-def step_from_place(env: Any, action: str) -> tuple[bytes | None, Any]:
+def step_from_place(env: Any, action: Any) -> tuple[bytes | None, Any]:
     """Step the environment; return its snapshot before the step, and the result."""
     return snapshot_of(env), env.step(action)
 
@@ -36,8 +40,8 @@ def go_to(
     *,
     seed: int,
     options: Mapping[str, Any],
-    actions: Sequence[str],
-    observations: Sequence[str],
+    actions: Sequence[Any],
+    observations: Sequence[Any],
     state: bytes | None = None,
 ) -> None:
     """Bring the environment to a place of an episode.
@@ -46,7 +50,8 @@ def go_to(
         env: The environment, in any state.
         seed: Seed of the episode.
         options: Options of its reset.
-        actions: Texts that the environment received before the place. [t]
+        actions: Texts that the environment received before the place; those of several
+            agents by AgentID. [t]
         observations: Texts that it returned, the first one included. [t+1]
         state: Its snapshot at the place; None: the actions are played again.
 
@@ -68,8 +73,8 @@ def replay(
     *,
     seed: int,
     options: Mapping[str, Any],
-    actions: Sequence[str],
-    observations: Sequence[str],
+    actions: Sequence[Any],
+    observations: Sequence[Any],
 ) -> Iterator[int]:
     """Play an episode's texts again and yield each turn at its place.
 
@@ -78,7 +83,8 @@ def replay(
             change it.
         seed: Seed of the episode.
         options: Options of its reset.
-        actions: Texts that the environment received before the last place. [t]
+        actions: Texts that the environment received before the last place; those of
+            several agents by AgentID. [t]
         observations: Texts that it returned, the first one included. [t+1]
 
     Yields:
@@ -87,12 +93,12 @@ def replay(
     Raises:
         EnvContractError: If the environment returns other texts than before.
     """
-    text = env.reset(seed=seed, options=dict(options))[0]
+    text, _ = _seen(env.reset(seed=seed, options=dict(options)))
     _check(env, seed, 0, text, observations[0])
     yield 0
     for turn, action in enumerate(actions, start=1):
-        text, _, terminated, truncated, _ = env.step(action)
-        if terminated or truncated:
+        text, is_over = _seen(env.step(action))
+        if is_over:
             raise EnvContractError(
                 f"{_name(env)}, seed {seed}: the episode ended at turn {turn} when its "
                 f"texts were played again, but went on before. {_REMEDY}"
@@ -101,15 +107,22 @@ def replay(
         yield turn
 
 
+def _seen(result: Any) -> tuple[Any, bool]:
+    """Return what was observed in a reset or step, and whether the episode is over."""
+    if isinstance(result, MultiAgentStep):
+        return result.observations, result.is_over
+    return result[0], any(result[2:4])
+
+
 _REMEDY = (
-    "Forks of an environment without snapshot(), and save_as='expert_replies' or "
-    "'rollbacks', play the same texts again and must arrive at the same place. Draw "
-    "all random numbers from the rng or seed of reset(), or implement snapshot() and "
-    "restore(). `rllib-llm check --fork` plays such episodes."
+    "Forks of an environment without snapshot(), and save_as='expert_replies', "
+    "'rollbacks' or 'calibrations', play the same texts again and must arrive at the "
+    "same place. Draw all random numbers from the rng or seed of reset(), or implement "
+    "snapshot() and restore(). `rllib-llm check --fork` plays such episodes."
 )
 
 
-def _check(env: Any, seed: int, turn: int, now: str, then: str) -> None:
+def _check(env: Any, seed: int, turn: int, now: Any, then: Any) -> None:
     if now == then:
         return
     raise EnvContractError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from rllib_llm.envs.multi_agent_backends import (
     Raw,
     RLlibBackend,
 )
+from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv
 from rllib_llm.envs.spaces import is_of_numbers
 from rllib_llm.errors import EnvContractError, did_you_mean
 
@@ -176,6 +178,31 @@ class MultiAgentAdapter:
                 + ("" if self._asked else " The episode has ended: call reset().")
             )
         return self._collect(self._play.step({a: actions[a] for a in self._asked}))
+
+    def snapshot(self) -> bytes:
+        """Return a copy of the episode's state, random generator included.
+
+        Raises:
+            EnvContractError: If the environment is no MultiAgentTextEnv, or its state
+                cannot be copied.
+        """
+        if not isinstance(self.env, MultiAgentTextEnv):
+            raise EnvContractError(
+                f"{self.env} is no MultiAgentTextEnv, and its state cannot be copied."
+            )
+        state = (self.env.snapshot(), self._asked, self._ended, self._live)
+        try:
+            return pickle.dumps(state)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise EnvContractError(
+                f"The state of {self.env} cannot be copied: {error}. Keep the state in "
+                "attributes that can be pickled."
+            ) from error
+
+    def restore(self, state: bytes) -> None:
+        """Return to a :meth:`snapshot` of an environment with the same options."""
+        inner, self._asked, self._ended, self._live = pickle.loads(state)
+        self.env.restore(inner)
 
     def close(self) -> None:
         """Close the environment."""

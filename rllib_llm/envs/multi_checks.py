@@ -25,6 +25,7 @@ from rllib_llm.envs.check_episodes import (
     raised_by,
     random_or_filler,
 )
+from rllib_llm.envs.check_forks import check_forks
 from rllib_llm.envs.check_remedies import (
     FOREIGN_GAME,
     GAME,
@@ -57,6 +58,7 @@ def check_multi_env(
     seeds: Iterable[int] = range(16),
     env_processes: bool = False,
     first_reset_s: float = 0.0,
+    forks: bool = False,
 ) -> check_common.CheckReport:
     """Play a multi-agent environment and report everything that would break training.
 
@@ -77,6 +79,7 @@ def check_multi_env(
         seeds: Episodes to play with each of the random and the expert policy.
         env_processes: See :func:`~rllib_llm.envs.check`.
         first_reset_s: Time of the first construction and reset, in seconds.
+        forks: Also fork episodes at random turns, and compare how they go on.
 
     Returns:
         Problems and measurements. Returns are summed over agents; those of single
@@ -108,6 +111,8 @@ def check_multi_env(
         for c in (*check_common.SINGLE_AGENT_CHECKS, *_MORE_CHECKS)
         if c not in skipped
     ]
+    if forks:
+        chosen.append(check_forks)
     report = check_common.run_checks(subject, chosen)
     report.measurements |= _returns_by_agent(subject)
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import gymnasium as gym
@@ -95,6 +96,17 @@ class OnePlayer(gym.Env):
     def random_action(self, rng: np.random.Generator) -> str:
         """Return a random valid text for the agent to act."""
         return self._scripted("random_action", rng)
+
+    def snapshot(self) -> bytes:
+        """Return a copy of the episode's state; see MultiAgentAdapter.snapshot()."""
+        own = (self._waiting, self._texts, self._infos, self._actions, self._rng)
+        return pickle.dumps((self.adapter.snapshot(), own))
+
+    def restore(self, state: bytes) -> None:
+        """Return to a :meth:`snapshot`."""
+        inner, own = pickle.loads(state)
+        self.adapter.restore(inner)
+        self._waiting, self._texts, self._infos, self._actions, self._rng = own
 
     def close(self) -> None:
         """Close the environment."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from rllib_llm.algorithms.config.check_forks import fork_obstacle
+from rllib_llm.algorithms.config.one_agent import one_agent_obstacle
 from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
 from rllib_llm.data.types import Task
 from rllib_llm.errors import ConfigError
@@ -154,7 +155,8 @@ def evaluate_search(
 
 
 def _check(config: LLMConfig, *, goes_back: bool) -> None:
-    if goes_back and (obstacle := fork_obstacle(config)):
+    obstacle = fork_obstacle(config) or one_agent_obstacle(config)
+    if goes_back and obstacle:
         raise ConfigError(
             f"Tree search and best turn: {obstacle} Use best_of, or another run."
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rllib_llm.components.registry import component
 from rllib_llm.forks.point import ForkPoint, check_rule
 
@@ -19,6 +21,7 @@ class EveryTurn:
         first: Number of the first turn before which episodes are forked, >= 0; 0 is
             the prompt.
         last: Number of the last one; None: no limit.
+        agents: AgentIDs; episodes are forked before turns of these alone. None: of all.
     """
 
     def __init__(
@@ -28,13 +31,17 @@ class EveryTurn:
         branches: int = 1,
         first: int = 0,
         last: int | None = None,
+        agents: Sequence[str] | None = None,
     ):
         check_rule(roots=roots, branches=branches)
         if first < 0 or (last is not None and last < first):
             raise ValueError(f"first={first}, last={last}: need 0 <= first <= last.")
         self.roots, self.branches, self.first, self.last = roots, branches, first, last
+        self.agents = None if agents is None else frozenset(agents)
 
     def __call__(self, point: ForkPoint) -> int:
         """Return the number of episodes to fork."""
+        if self.agents is not None and self.agents.isdisjoint(point.agents):
+            return 0
         is_late = self.last is not None and point.turn > self.last
         return 0 if point.turn < self.first or is_late else self.branches

@@ -11,17 +11,19 @@ import numpy as np
 class ForkPoint:
     """A turn that was just sampled, before the environment has received it.
 
-    Episodes forked here sample this turn anew.
+    Episodes forked here sample this turn anew. Turns of agents that act at once are
+    one: their tokens follow each other.
 
     Attributes:
-        turn: Its number in the episode.
+        turn: Its number in the episode, that of the environment's step.
         logps: Log-probabilities of its tokens, in nats. [T]
-        first_logps: Those of the episode's first turn. [T]
+        first_logps: Those of the agent's first turn. [T]
         after_tool: Whether the observation before it is a tool's result.
         consecutive: Number of places in a row, the last one before this turn, at which
             the episode was forked.
         budget: Episodes that may still be forked from this one and its forks.
         rng: Random numbers that depend on the place alone.
+        agents: AgentIDs of the agents that act.
     """
 
     turn: int
@@ -31,6 +33,7 @@ class ForkPoint:
     consecutive: int
     budget: int
     rng: np.random.Generator
+    agents: tuple[str, ...] = ()
 
 
 def sampled_entropy(logps: np.ndarray, tokens: int) -> float:

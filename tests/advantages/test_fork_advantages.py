@@ -11,7 +11,7 @@ from rllib_llm.data.places import Branch
 from rllib_llm.data.turn_table import TurnTable
 
 ATOL = 1e-12
-ESTIMATORS = ("treepo", "treerl")
+ESTIMATORS = ("siblings", "treepo", "treerl")
 
 
 def leaf(task, rollout, parent=None, turn=0, rewards=(), **fields):
@@ -95,6 +95,22 @@ def slow_treepo(table, scale="group"):
     return np.array(made)
 
 
+def slow_siblings(table, *, everybody=False):
+    """Compare the mean returns of the turns that follow the same turns."""
+    made = []
+    for one in table.trajectories:
+        for turn in range(len(one)):
+            at_place = [o for o in sharing(table, one, turn - 1) if len(o) > turn]
+            means = {
+                sampler(other, turn): value(table, other, turn) for other in at_place
+            }
+            mine = means[sampler(one, turn)]
+            if not everybody and len(means) > 1:
+                del means[sampler(one, turn)]
+            made.append(mine - np.mean(list(means.values())))
+    return np.array(made)
+
+
 def changed(table, change):
     """Return the table with other rewards of each leaf's last turn, or more turns."""
     made = []
@@ -115,6 +131,11 @@ def test_they_are_those_of_slow_loops(seed):
         (advantages_of(table, "treerl"), slow_treerl(table)),
         (advantages_of(table, "treepo"), slow_treepo(table)),
         (advantages_of(table, "treepo", scale="none"), slow_treepo(table, "none")),
+        (advantages_of(table, "siblings"), slow_siblings(table)),
+        (
+            advantages_of(table, "siblings", baseline="mean"),
+            slow_siblings(table, everybody=True),
+        ),
     ):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL)
         assert np.ptp(wanted) > 0.5
@@ -132,6 +153,9 @@ def test_a_tree_by_hand():
     wanted = [-0.25, -0.25, -1.25, -1.25, 3]
     found = advantages_of(table, "treepo", scale="none")
     np.testing.assert_allclose(found, wanted, atol=ATOL)
+    # The shared turn is worth 1/2 and the third leaf 5, whichever shares more leaves.
+    wanted = [-4.5, 1, -4.5, -1, 4.5]
+    np.testing.assert_allclose(advantages_of(table, "siblings"), wanted, atol=ATOL)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -169,7 +193,13 @@ def test_more_return_for_all_leaves_of_a_task_changes_nothing(name):
 
 @pytest.mark.parametrize(
     ("name", "settings", "factor"),
-    [("treerl", {}, 4), ("treepo", {"scale": "none"}, 4), ("treepo", {}, 1)],
+    [
+        ("siblings", {}, 4),
+        ("siblings", {"scale": "group"}, 1),
+        ("treerl", {}, 4),
+        ("treepo", {"scale": "none"}, 4),
+        ("treepo", {}, 1),
+    ],
 )
 def test_the_unit_of_returns(name, settings, factor):
     table = grown(6)
@@ -200,7 +230,8 @@ def test_a_turn_more_at_the_end_changes_no_other_turn(name):
     centred = longer.split(advantages_of(longer, "group", scale="none"))
     for less, more, own in zip(before, after, centred, strict=True):
         np.testing.assert_allclose(more[:-1], less, atol=ATOL)
-        new = own[-1] if name == "treerl" else less[-1]
+        # Alone at its place, above the prompt's value, or as the leaf's other turns.
+        new = {"siblings": 0.0, "treerl": own[-1]}.get(name, less[-1])
         assert more[-1] == pytest.approx(new)
 
 
@@ -233,3 +264,57 @@ def test_a_place_is_worth_the_mean_of_what_goes_on_from_it(seed):
             expected.append(np.mean([o.episode_return for o in others]))
     found = place_values(nodes_of(table), table.returns[table.owner])
     np.testing.assert_allclose(found, expected, atol=ATOL)
+
+
+def team_leaf(rollout, parent, fork_step, rewards):
+    """Return the trajectories of two agents who act in turn, agent 0 first."""
+    path = (Branch(0, rollout),)
+    if parent is not None:
+        path = (*(b for b in parent[0].path if b.turn < fork_step),)
+        path = (*path, Branch(fork_step, rollout))
+    made = []
+    for agent in (0, 1):
+        steps = list(range(agent, len(rewards), 2))
+        fields = {"path": path, "steps": steps}
+        mine = [rewards[step] for step in steps]
+        made.append(trajectory(0, rollout, agent, mine, **fields))
+    return made
+
+
+def test_agents_compare_what_followed_the_same_words():
+    """Agent 1 forks at step 1; agent 0's next turns then follow different words."""
+    root = team_leaf(0, None, 0, [0, 0, 1, 0])
+    other = team_leaf(1, root, 1, [0, 0, 5, 0])  # another word of agent 1
+    third = team_leaf(
+        2, root, 2, [0, 0, 3, 0]
+    )  # another answer of agent 0 to the first
+    fourth = team_leaf(3, other, 3, [0, 0, 5, 2])  # another last word of agent 1
+    table = TurnTable([*root, *other, *third, *fourth])
+    nodes = nodes_of(table)
+    split = dict(zip("rRoOtTfF", table.split(nodes.of_turn), strict=True))
+    # Turns of one agent that were sampled once are one node.
+    assert split["r"][0] == split["o"][0] == split["t"][0] == split["f"][0]
+    assert split["R"][0] == split["T"][0] and split["O"][0] == split["F"][0]
+    assert split["o"][1] == split["f"][1]
+    assert len({split[key][1] for key in "rot"}) == 3
+    place = {key: nodes.places[of] for key, of in split.items()}
+    # Agent 0's second turn: r and t answer the root's word, o and f the other one.
+    assert place["r"][1] == place["t"][1] != place["o"][1] == place["f"][1]
+    assert place["R"][0] == place["O"][0]
+    advantages = dict(
+        zip("rRoOtTfF", table.split(advantages_of(table, "siblings")), strict=True)
+    )
+    # r returns 1 and t 3 after the same words; o's turn was sampled alone.
+    np.testing.assert_allclose(advantages["r"], [0, 1 - 3], atol=ATOL)
+    np.testing.assert_allclose(advantages["t"], [0, 3 - 1], atol=ATOL)
+    np.testing.assert_allclose(advantages["o"], [0, 0], atol=ATOL)
+    # Agent 1's first word: 0 on average after the root's, (0 + 2) / 2 after the other.
+    np.testing.assert_allclose(advantages["R"], [0 - 1, 0], atol=ATOL)
+    np.testing.assert_allclose(advantages["F"], [1 - 0, 2 - 0], atol=ATOL)
+    # The team's return is that of both: (1 + 0) and (3 + 0) for r and t.
+    paid = advantages_of(table, "siblings", team="sum")
+    np.testing.assert_allclose(table.split(paid)[0], [0, 1 - 3], atol=ATOL)
+    shared = advantages_of(table, "siblings", team="mean")
+    np.testing.assert_allclose(shared, paid / 2, atol=ATOL)
+    # Agent 1's first word, by what agent 0 got after it: (1 + 3) / 2 and (5 + 7) / 2.
+    np.testing.assert_allclose(table.split(paid)[1], [2 - 6, 0], atol=ATOL)

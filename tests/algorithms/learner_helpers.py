@@ -78,6 +78,7 @@ def fake_episode(
             action_ids=rng.integers(20, 200, rng.integers(2, 6)).astype(np.int32),
             action_logps=-rng.random(8).astype(np.float32),
             finish=FinishReason.STOP,
+            env_t=index,
         )
         turn.action_logps = turn.action_logps[: len(turn.action_ids)]
         final = reward if reward is not None else float(rng.normal())

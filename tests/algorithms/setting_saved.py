@@ -5,34 +5,32 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from component_helpers import trajectory
 from learner_helpers import fake_episode, make_config
+from saving_helpers import Driver
 from setting_places import demonstrated
 
 from rllib_llm import LLMPPOConfig, SFTConfig
-from rllib_llm.algorithms.driver.saved_episodes import EpisodeSaver, SavesEpisodes
+from rllib_llm.algorithms.driver.saved_episodes import EpisodeSaver
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.data.places import Branch
 from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.data.turn_table import Trajectory, TurnTable
+from rllib_llm.data.types import TurnResult
+from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.offline.conversation_files import parse_row
 
 SAVED = tempfile.TemporaryDirectory()
-
-
-class _Base:
-    def setup(self, config: Any) -> None:
-        self.config = config
-
-
-class _Driver(SavesEpisodes, _Base):
-    pass
 
 
 def saved(algo: str, env: Any = None, **sections: Any) -> Any:
     """Return the number of rows that are saved; None: nothing is."""
     config = make_config(LLMPPOConfig).rollouts(**sections["rollouts"])
     config.validate()
-    driver = _Driver()
+    driver = Driver()
     driver.setup(config)
     return None if driver._saver is None else save(driver._saver)
 
@@ -43,6 +41,72 @@ def save(saver: EpisodeSaver, iteration: int = 1) -> int:
     for number, episode in enumerate(episodes):
         episode_data(episode).success = number % 2 == 0
     return saver.save(SampledEpisodes(episodes), iteration)
+
+
+def rows_saved(config: Any, episodes: Any) -> list[Any]:
+    """Return the rows that a driver writes of the episodes; the file is deleted."""
+    driver = Driver()
+    driver.setup(config)
+    driver.save_episodes(episodes)
+    files = list(Path(SAVED.name).glob("*000001.jsonl"))
+    rows = [json.loads(line) for f in files for line in f.read_text().splitlines()]
+    for file in files:
+        file.unlink()
+    return rows
+
+
+def spliced(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return the replies of a correction."""
+    config = make_config(LLMPPOConfig).rollouts(**sections["rollouts"])
+    config.validate()
+    members = [_said(["a", "a"], True), _said(["b", "b"], False, rollout=1)]
+    (row,) = rows_saved(config, SimpleNamespace(trajectories=members))
+    return [m["content"] for m in row["messages"] if m["role"] == "assistant"]
+
+
+class Word(TextEnv):
+    """Two turns, of which the last one must end with "good"."""
+
+    def start(self, rng: Any) -> str:
+        self.turns = 0
+        return "So?"
+
+    def reply(self, action: str) -> TurnResult:
+        self.turns += 1
+        good = self.turns == 2 and action.endswith("good")
+        return TurnResult("So?", float(good), self.turns == 2, success=good)
+
+
+def calibrated(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return the number of calibrations; the only low reply is 0.5 below the best."""
+    config = make_config(LLMPPOConfig).environment(Word)
+    config.rollouts(**sections["rollouts"]).validate()
+    leaves = [
+        (["a", "good"], (Branch(0, 0),)),
+        (["b", "good"], (Branch(0, 1),)),
+        (["b", "bad"], (Branch(0, 1), Branch(1, 2))),
+    ]
+    members = [
+        _said(texts, texts[-1] == "good", rollout=number, path=path)
+        for number, (texts, path) in enumerate(leaves)
+    ]
+    table = TurnTable(members)
+    return len(rows_saved(config, SimpleNamespace(table=lambda: table)))
+
+
+def _said(texts: list[str], solved: bool, **fields: Any) -> Trajectory:
+    """Return an episode that says the texts."""
+    return trajectory(
+        rewards=[*[0.0] * (len(texts) - 1), float(solved)],
+        observations=["So?"] * len(texts),
+        completions=texts,
+        messages=[
+            {"role": role, "content": content}
+            for text in texts
+            for role, content in (("user", "So?"), ("assistant", text))
+        ],
+        **fields,
+    )
 
 
 def imitated_rows(algo: str, env: Any = None, **sections: Any) -> Any:

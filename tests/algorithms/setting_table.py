@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from setting_asked import ALWAYS_RIGHT, answered
-from setting_candidates import BEST, candidate_scores, saved_turns, spliced
+from setting_candidates import BEST, candidate_scores, saved_turns
 from setting_effect import needing, of
 from setting_looks import (
     driven,
@@ -77,7 +77,14 @@ from setting_runs import (
     team_run,
     trained,
 )
-from setting_saved import SAVED, imitated_rows, read_prompts, saved
+from setting_saved import (
+    SAVED,
+    calibrated,
+    imitated_rows,
+    read_prompts,
+    saved,
+    spliced,
+)
 from setting_scorer import scorer_after, weights_after
 from setting_table_rllib import RLLIB
 from team_helpers import Pair, PairTogether, tiny_model
@@ -216,6 +223,15 @@ ROLLOUTS = {
     "correction": needing(
         of(spliced, "PPO", "No."),
         own={"save_episodes": SAVED.name, "save_as": "corrections", "group_size": 2},
+    ),
+    "calibration_margin": needing(
+        of(calibrated, "PPO", 0.5),
+        own={
+            "save_episodes": SAVED.name,
+            "save_as": "calibrations",
+            "group_size": 4,
+            "fork": "every_turn",
+        },
     ),
     "save_where": needing(
         of(saved, "PPO", "success"), own={"save_episodes": SAVED.name}

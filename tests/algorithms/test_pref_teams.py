@@ -1,4 +1,4 @@
-"""Pref on one agent of a team: plans, valued by frozen executors (MPO)."""
+"""Pref on one agent of a team: plans (MPO), and messages of a forked tree (Optima)."""
 
 from __future__ import annotations
 
@@ -81,6 +81,53 @@ def test_the_planner_alone_learns(ray_session):
     assert changed == {"planner"}
     assert result["learners"]["planner"]["num_trained_tokens"] > 0
     algo.stop()
+
+
+def optima(stage):
+    """Return the config of a stage of the preset, made small."""
+    config = load_recipe("optima").stages[stage].build_config(search_spaces.first_of)
+    config.language_model(tiny={"hidden_size": 32, "intermediate_size": 64})
+    config.sft(demonstrations=200, mistake_rate=0.6, lr=1e-2)
+    config.rollouts(episodes_per_iteration=64)
+    config.evaluation(evaluation_interval=None)
+    config.initial_checkpoint = None
+    return config.training(minibatch_size=4, lr=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize(("stage", "agent"), [(0, "alice_0"), (1, "bob_0")])
+def test_messages_at_one_place_are_compared_by_what_followed(ray_session, stage, agent):
+    algo = optima(stage).build_algo()
+    sampled = []
+    sample = algo.sample_groups
+    algo.sample_groups = lambda count: sampled.append(sample(count)) or sampled[-1]
+    pairs = algo.collect()
+    algo.stop()
+    values, mine = collections.defaultdict(list), {}
+    for episode in sampled[0]:
+        parts = {p.agent_id: p for p in agent_episodes(episode)}
+        if agent not in parts:
+            continue  # bob did not get to answer
+        part = parts[agent]
+        # What all agents have said before is the same object in each fork.
+        said = [p.get_extra_model_outputs(columns.TURN, 0) for p in parts.values()]
+        own = part.get_extra_model_outputs(columns.TURN, 0)
+        past = tuple(id(turn) for turn in said if turn.env_t < own.env_t)
+        place = (task_of(part).group_id, *past)
+        mine[part.id_] = (place, str(part.get_actions(0)))
+        values[mine[part.id_]].append(part.get_return())
+    assert any(len(returns) > 1 for returns in values.values())
+    assert pairs
+    for pair in pairs:
+        (place, better), (other, worse) = (
+            mine[pair.agent_episodes[side].id_] for side in ("chosen", "rejected")
+        )
+        assert place == other and better != worse
+        gain = np.mean(values[place, better]) - np.mean(values[place, worse])
+        assert gain > algo.config.margin
+        modules = {side.module_id for side in pair.agent_episodes.values()}
+        assert modules == {agent.removesuffix("_0")}
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,7 @@ def test_rollbacks_are_saved_in_place_of_episodes(tmp_path):
     [
         ({}, "nothing is saved"),
         ({"save_episodes": "x", "save_where": "success"}, "chooses the episodes"),
+        ({"save_episodes": "x", "calibration_margin": 0.5}, "no effect"),
         ({"save_episodes": "x", "options": {}}, "thoughts"),
         (
             {"save_episodes": "x", "env": "frozen_lake-v0", "options": {}},

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from ray.rllib.core import DEFAULT_MODULE_ID
+from started_runs import started, wait_for_checkpoint
 
 from rllib_llm import weights, yaml_io
 from rllib_llm.runs import checkpoints
@@ -298,20 +297,9 @@ def test_a_killed_run_resumes_exactly(call, storage):
     sft = {"demonstrations": 200, "mistake_rate": 0.5, "lr": 5e-3}
     path = write(storage / "killed.yaml", evaluation=None, sft=sft)
     endless = ("train", path, "--storage", storage, "stop.training_iteration=100000")
-    process = subprocess.Popen(
-        command(*endless), start_new_session=True, stdout=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    newest = None
-    while newest is None or newest.name < "checkpoint_000003":
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-        found = [
-            checkpoints.newest_checkpoint(t) for t in storage.glob("killed_*/trial_*")
-        ]
-        newest = found[0] if found else None
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with started(*endless) as process:
+        where = (storage, "killed_*/trial_*", "checkpoint_000003")
+        wait_for_checkpoint(process, *where, seconds=240)
     (run,) = storage.glob("killed_*")
     (trial,) = run.glob("trial_*")
     at = (

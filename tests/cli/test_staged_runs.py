@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import signal
 import subprocess
-import sys
-import time
 
 import pytest
+from started_runs import started, wait_for_checkpoint
 
 from rllib_llm import yaml_io
 from rllib_llm.errors import ConfigError
@@ -182,36 +181,26 @@ def test_stages_run_from_python(storage):
     assert every[1][0].metrics["training_iteration"] == 2
 
 
+@contextlib.contextmanager
 def in_the_second_stage(path, storage, errors=subprocess.DEVNULL):
-    """Start a run whose second stage has no end; return it once that has checkpoints.
+    """Start a run whose second stage has no end; give it once that has checkpoints.
 
-    Returns:
+    Yields:
         The process and the run's folder.
     """
     endless = "stages.first.stop.training_iteration=100000"
-    command = [sys.executable, "-m", "rllib_llm", "train", path, endless]
-    process = subprocess.Popen(
-        [*map(str, command), "--storage", str(storage)],
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-    )
-    deadline = time.monotonic() + 300
-    newest = None
-    while newest is None or newest.name < "checkpoint_000003":
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-        trials = storage.glob(f"{path.stem}_*/2_first/trial_*")
-        newest = next((checkpoints.newest_checkpoint(t) for t in trials), None)
-    (run,) = storage.glob(f"{path.stem}_*")
-    return process, run
+    arguments = ("train", path, endless, "--storage", storage)
+    with started(*arguments, stderr=errors) as process:
+        where = (storage, f"{path.stem}_*/2_first/trial_*", "checkpoint_000003")
+        wait_for_checkpoint(process, *where, seconds=300)
+        (run,) = storage.glob(f"{path.stem}_*")
+        yield process, run
 
 
 def test_a_run_killed_in_its_second_stage_resumes_exactly(call, storage):
     path = write(storage / "killed.yaml")
-    process, run = in_the_second_stage(path, storage)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with in_the_second_stage(path, storage) as (_, run):
+        pass  # killed at the end
     (trial,) = (run / "2_first").glob("trial_*")
     at = (
         int(checkpoints.newest_checkpoint(trial).name[-6:]) + 1
@@ -233,8 +222,10 @@ def test_a_run_killed_in_its_second_stage_resumes_exactly(call, storage):
 
 def test_sigterm_saves_the_second_stage_and_begins_no_third(call, storage, tmp_path):
     path = write(storage / "ended.yaml", tune={"checkpoint_frequency": 3})
-    with open(tmp_path / "errors", "w") as errors:
-        process, run = in_the_second_stage(path, storage, errors)
+    with (
+        open(tmp_path / "errors", "w") as errors,
+        in_the_second_stage(path, storage, errors) as (process, run),
+    ):
         first = results(run / "1_sft")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=120) == 143

@@ -7,7 +7,8 @@ import subprocess
 import time
 
 import pytest
-from test_cli_runs import command, results, write
+from started_runs import started
+from test_cli_runs import results, write
 
 from rllib_llm.runs import checkpoints
 
@@ -22,24 +23,19 @@ def test_sigterm_saves_and_a_living_run_is_not_resumed(call, tmp_path):
         tune={"checkpoint_frequency": 100_000},
     )
     endless = ("train", path, "--storage", tmp_path, "stop.training_iteration=100000")
-    process = subprocess.Popen(
-        command(*endless),
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 180
-    for line in process.stdout:
-        assert time.monotonic() < deadline
-        if line.split()[:1] == ["2"]:
-            break
-    (run,) = tmp_path.glob("stopped_*")
-    status, _, err = call("train", "--resume", run, "stop.training_iteration=9")
-    assert status == 1
-    assert f"is being trained by process {process.pid} on" in err
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with started(*endless, text=True, **pipes) as process:
+        deadline = time.monotonic() + 180
+        for line in process.stdout:
+            assert time.monotonic() < deadline
+            if line.split()[:1] == ["2"]:
+                break
+        (run,) = tmp_path.glob("stopped_*")
+        status, _, err = call("train", "--resume", run, "stop.training_iteration=9")
+        assert status == 1
+        assert f"is being trained by process {process.pid} on" in err
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 143, out + err
     assert "SIGTERM: stopped before the end. Saved: " in err
     (trial,) = run.glob("trial_*")

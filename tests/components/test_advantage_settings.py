@@ -117,7 +117,7 @@ def test_a_single_agent_has_no_leader():
         config("guess_number-v0", advantage_estimator=advantages).validate()
 
 
-@pytest.mark.parametrize("name", ["treepo", "treerl"])
+@pytest.mark.parametrize("name", ["siblings", "treepo", "treerl"])
 def test_trees_need_forks(name):
     lake = {"env": "frozen_lake-v0", "advantage_estimator": ["group", {"name": name}]}
     message = f"'{name}' compares episodes that share turns.*fork is None.*'group'"

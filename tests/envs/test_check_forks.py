@@ -3,9 +3,9 @@
 import pytest
 
 from rllib_llm.data.types import TurnResult
-from rllib_llm.envs import check_env
+from rllib_llm.envs import MultiAgentTextEnv, Outcome, check_env
 from rllib_llm.envs.text_env import TextEnv
-from rllib_llm.errors import ConfigError, EnvContractError
+from rllib_llm.errors import EnvContractError
 
 
 class Adder(TextEnv):
@@ -111,13 +111,61 @@ def test_replays_are_announced():
     assert any("plays the turns before it again" in w for w in report.warnings)
 
 
-def test_several_agents_are_refused():
-    with pytest.raises(ConfigError, match="several agents"):
-        check_env("dilemma-v0", forks=True)
+class Pair(MultiAgentTextEnv):
+    """Two agents who add up numbers."""
+
+    possible_agents = ["ann_0", "ben_0"]
+    max_turns = 6
+    outside: dict[int, int] = {}
+    keeps_outside = False
+
+    def start(self, rng):
+        self.total = 0
+        Pair.outside[id(self)] = 0
+
+    def prompt_for(self, agent):
+        shown = Pair.outside[id(self)] if self.keeps_outside else self.total
+        return f"{agent}: {shown}, {int(self.np_random.integers(100))}."
+
+    def parse(self, agent, text):
+        return int(text) if text in tuple("123456789") else None
+
+    def apply(self, agent, action):
+        self.total += action
+        Pair.outside[id(self)] = Pair.outside.get(id(self), 0) + action
+        return Outcome({agent: action / 10}, terminated=self.turn == 4, success=True)
+
+    def random_action(self, agent, rng):
+        return str(rng.integers(1, 10))
+
+
+class PairOutside(Pair):
+    """Shows what no copy holds."""
+
+    keeps_outside = True
+
+
+def test_teams_are_forked():
+    report = check_env(Pair, seeds=range(4), forks=True)
+    assert report.ok, str(report)
+    assert not any("snapshot" in warning for warning in report.warnings)
+    assert problems(PairOutside) == []
+    (problem,) = problems(PairOutside, forks=True)
+    assert "forked by snapshot before turn" in problem
 
 
 @pytest.mark.parametrize(
-    "name", ["search_facts-v0", "frozen_lake-v0", "webshop_text-v0", "python_tool-v0"]
+    "name",
+    [
+        "search_facts-v0",
+        "frozen_lake-v0",
+        "webshop_text-v0",
+        "python_tool-v0",
+        "dilemma-v0",
+        "negotiation-v0",
+        "scout_porter-v0",
+        "team-v0",
+    ],
 )
 def test_shipped_environments_can_be_forked(name):
     assert problems(name, forks=True) == []

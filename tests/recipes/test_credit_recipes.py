@@ -125,6 +125,24 @@ def at_grpo(table, advantages):
     assert len(np.unique(groups)) > len(np.unique(by_agent(table)))
 
 
+def c3(table, advantages):
+    """Each message against the others of its place, by the mean return of the team."""
+    nodes = nodes_of(table)
+    team = np.bincount(table.episode, table.returns) / np.bincount(table.episode)
+    values = nodes.means(team[table.episode][table.owner])
+    alone, places = np.bincount(nodes.places) == 1, nodes.places[nodes.of_turn]
+    assert not advantages[alone[places]].any()
+    for turn in np.flatnonzero(~alone[places]):
+        at_place = nodes.places == places[turn]
+        at_place[nodes.of_turn[turn]] = False
+        expected = values[nodes.of_turn[turn]] - values[at_place].mean()
+        assert advantages[turn] == pytest.approx(expected, abs=1e-5)
+    # Both agents are compared: four messages of a task, and four walks after one.
+    sizes = np.bincount(nodes.places)[places]
+    owner = table.agent[table.owner]
+    assert sizes[owner == 0].max() >= 4 and sizes[owner == 1].max() == 4
+
+
 def dr_mas(table, advantages):
     sums_to_nothing(advantages, by_agent(table))
     spread = [
@@ -152,6 +170,7 @@ CASES = {
     "magrpo": (magrpo, KEPT),
     "magrpo_cross": (magrpo_cross, KEPT),
     "at_grpo": (at_grpo, KEPT),
+    "c3": (c3, KEPT),
     "dr_mas": (dr_mas, KEPT),
     "marshal": (marshal, ("league.exploitability_interval=0",)),
 }

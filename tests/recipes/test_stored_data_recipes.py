@@ -166,3 +166,14 @@ def test_webcot_imitates_rollbacks_and_solved_episodes():
     assert (solved.save_as, solved.save_where, solved.lr) == ("episodes", "success", 0)
     assert imitate.data_files == ["stage:chains", "stage:solved"]
     assert imitate.data_shares == [0.5, 0.5]
+
+
+def test_steca_compares_calibrations_after_imitating_solved_episodes():
+    stages = load_recipe("steca").stages
+    explore, solved, imitate, reinforce = (s.build_config() for s in stages)
+    assert [s.algo for s in stages] == ["GRPO", "GRPO", "SFT", "Pref"]
+    assert (explore.save_as, explore.calibration_margin) == ("calibrations", 0.01)
+    assert explore.fork["name"] == "every_turn" and explore.lr == solved.lr == 0
+    explore.validate()
+    assert solved.save_where == "success" and imitate.data_files == "stage:solved"
+    assert reinforce.data_files == "stage:explore" and reinforce.nll_weight > 0

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
+from started_runs import started, wait_until
 
 from rllib_llm import yaml_io
 from rllib_llm.recipes import recipe_from_dict
@@ -58,22 +55,15 @@ def finished(run):
 
 def start_and_kill(path, storage, trials):
     """Run a sweep as a command of its own until some trials are done; kill it."""
-    command = [sys.executable, "-m", "rllib_llm", "train", path, "--storage", storage]
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 400
-    found = []
-    while not found or finished(found[0]) < trials:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.1)
-        found = list(storage.glob("sweep_*"))
-    time.sleep(6)  # Tune records the run every five seconds
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return found[0]
+    with started("train", path, "--storage", storage) as process:
+
+        def is_so():
+            return any(finished(run) >= trials for run in storage.glob("sweep_*"))
+
+        wait_until(process, is_so, seconds=400)
+        time.sleep(6)  # Tune records the run every five seconds
+    (run,) = storage.glob("sweep_*")
+    return run
 
 
 def test_a_killed_sweep_is_finished_and_its_report_is_right(tmp_path, capsys):

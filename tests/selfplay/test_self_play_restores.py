@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from self_play_helpers import LEARNER, TINY, books, kuhn, same, weights
+from started_runs import started, wait_for_checkpoint
 
 pytest.importorskip("pyspiel")
 pytest.importorskip("openskill")
@@ -96,18 +94,10 @@ def test_a_killed_run_resumed_by_tune_gives_the_same_ratings(tmp_path):
     """Regression of ray-project/ray#40183: added policies exist after a restore."""
     path = tmp_path / "killed.yaml"
     path.write_text(yaml_io.dump(RECIPE))
-    endless = [path, "--storage", tmp_path / "runs", "stop.training_iteration=100000"]
-    process = subprocess.Popen(
-        command(*endless), start_new_session=True, stdout=subprocess.DEVNULL
-    )
-    deadline, newest = time.monotonic() + 240, None
-    while newest is None or newest.name < "checkpoint_000004":
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-        trials = (tmp_path / "runs").glob("killed_*/trial_*")
-        newest = next((checkpoints.newest_checkpoint(t) for t in trials), None)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    endless = (path, "--storage", tmp_path / "runs", "stop.training_iteration=100000")
+    with started("train", *endless) as process:
+        where = (tmp_path / "runs", "killed_*/trial_*", "checkpoint_000004")
+        wait_for_checkpoint(process, *where, seconds=240)
     (run,) = (tmp_path / "runs").glob("killed_*")
     (trial,) = run.glob("trial_*")
     at = (

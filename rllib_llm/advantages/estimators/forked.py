@@ -1,10 +1,11 @@
-"""Advantages in trees of forked episodes: TreeRL, TreePO."""
+"""Advantages in trees of forked episodes: TreeRL, TreePO, C3."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from rllib_llm.advantages.column_keys import combined_keys
+from rllib_llm.advantages.estimators.magrpo import TEAMS
 from rllib_llm.advantages.fork_trees import (
     node_rewards,
     nodes_of,
@@ -15,7 +16,7 @@ from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.losses._checks import check_choice
 
-OF_TREES = ("treepo", "treerl")
+OF_TREES = ("siblings", "treepo", "treerl")
 """Estimators that compare the episodes of a tree."""
 
 
@@ -63,3 +64,43 @@ def treepo(table: TurnTable, *, scale: str = "group") -> np.ndarray:
     return subtree_advantages(nodes, table.returns, table.owner, keys, scale=scale)[
         table.owner
     ]
+
+
+@component("advantage_estimator", "siblings", paper="C3, arXiv:2603.06859")
+def siblings(  # language: turns that were sampled at one place are siblings
+    table: TurnTable,
+    *,
+    baseline: str = "leave_one_out",
+    scale: str = "none",
+    team: str = "own",
+) -> np.ndarray:
+    """Compare each turn with the others that were sampled at its place.
+
+    The value of a turn is the mean return of the episodes that contain it: ``A =
+    V(turn) - mean of V of the others``. Everything said before is the same for all of
+    them, and what agents say later is sampled anew below each. A turn that was sampled
+    alone at its place gets 0. It needs ``rollouts.fork``.
+
+    Args:
+        table: Whole groups.
+        baseline: "leave_one_out" (C3): the mean of the others; "mean": of all.
+        scale: "none" (C3); "group": divide by the deviation of the values at the place
+            (AT-GRPO, arXiv:2510.11062).
+        team: Return of an episode: "own" of the agent, "mean" or "sum" over its agents
+            (C3: they share one).
+
+    Returns:
+        Advantages. [M]
+    """
+    check_choice("team", team, ("own", *TEAMS))
+    returns = table.returns
+    if team != "own":
+        episodes = combined_keys(table.episode)
+        parts = [returns[episodes == number] for number in range(len(set(episodes)))]
+        returns = np.array([TEAMS[team](part) for part in parts])[episodes]
+    nodes = nodes_of(table)
+    # Centred first, so that equal returns give exactly 0.
+    centred = group_advantages(returns, combined_keys(table.task, table.agent))
+    values = nodes.means(centred[table.owner])
+    of_nodes = group_advantages(values, nodes.places, baseline=baseline, scale=scale)
+    return of_nodes[nodes.of_turn]

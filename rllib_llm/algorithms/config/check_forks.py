@@ -6,8 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rllib_llm.advantages.estimators.forked import OF_TREES
-from rllib_llm.algorithms.config.one_agent import one_agent_obstacle
+from rllib_llm.algorithms.config.one_agent import (
+    one_agent_obstacle,
+    program_obstacle,
+)
 from rllib_llm.components.registry import bind
+from rllib_llm.env_runner.episode_tree import chooses_in_tree
 from rllib_llm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +41,8 @@ def validate_forks(config: LLMConfig) -> None:
             f"{roots}, or fewer roots."
         )
     obstacle = fork_obstacle(config)
+    if obstacle is None and chooses_in_tree(bound.call):
+        obstacle = one_agent_obstacle(config)
     if obstacle is not None:
         raise ConfigError(f"fork {name!r}: {obstacle} Leave fork out.")
 
@@ -48,7 +54,12 @@ def fork_obstacle(config: LLMConfig) -> str | None:
             f"head={config.action_head!r} samples no tokens, at which forks begin; "
             "head='generate' does."
         )
-    return one_agent_obstacle(config)
+    if config.non_llm_module_ids:
+        return (
+            f"the policy {config.non_llm_module_ids[0]!r} reads numbers, and places "
+            "hold texts alone. Map its agents to a language model or a script."
+        )
+    return program_obstacle(config)
 
 
 def refuse_tree_estimators(estimators: Iterable[AdvantageEstimators]) -> None:

@@ -13,13 +13,21 @@ if TYPE_CHECKING:
 def one_agent_obstacle(config: LLMConfig) -> str | None:
     """Return why the environment's turns are not those of one agent; None: they are."""
     env = config.make_text_env()
-    agents, programs = agents_of(env), program_envs(env)
+    agents = agents_of(env)
     env.close()
     if agents is not None:
         return f"{config.env} has the agents {', '.join(agents)}. Use one agent."
-    if programs:
-        return (
-            f"{config.env} runs programs, which choose what is sampled and cannot be "
-            "set back."
-        )
-    return None
+    return program_obstacle(config)
+
+
+def program_obstacle(config: LLMConfig) -> str | None:
+    """Return why what is sampled is not the environment's to say; None: it is."""
+    env = config.make_text_env()
+    programs = program_envs(env)
+    env.close()
+    if not programs:
+        return None
+    return (
+        f"{config.env} runs programs, which choose what is sampled and cannot be set "
+        "back."
+    )

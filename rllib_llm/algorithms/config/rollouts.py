@@ -12,7 +12,14 @@ from rllib_llm.algorithms.config.declarations import (
 from rllib_llm.assistants.settings import AssistantGiven
 from rllib_llm.components.registry import Spec, Specs
 from rllib_llm.data.types import StopPolicy, StopReason
-from rllib_llm.schema import Fraction, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
+from rllib_llm.schema import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+)
 
 Reason = Annotated[str, OneOf(reason.value for reason in StopReason)]
 Policy = Annotated[str, OneOf(policy.value for policy in StopPolicy)]
@@ -22,6 +29,7 @@ SavedRows = Literal[
     "best_candidates",
     "corrections",
     "rollbacks",
+    "calibrations",
     "expert_replies",
 ]
 
@@ -140,14 +148,20 @@ class RolloutSettings(DeclaredSettings):
         before it, which are not trained. "corrections": failed episodes up to their
         first wrong turn, which is not trained, continued by a solved one. "rollbacks":
         failed episodes of back-v0 that go back to their first wrong turn and on as a
-        solved one; the environment plays them.
+        solved one; the environment plays them. "calibrations": pairs of a solved and a
+        failed continuation of forked episodes after a reply of low value, for Pref.
         "expert_replies": for each turn the conversation before it, which is not
         trained, and the reply of the environment's scripted expert.""",
     )
     correction: str = setting(
         "That was wrong.",
-        """Text that begins the reply after the wrong turn of a correction, or after the
-        wrong branch of a rollback.""",
+        """Text that begins the reply after a wrong turn: of a correction, a rollback or
+        a calibration.""",
+    )
+    calibration_margin: NonNegativeFloat = setting(
+        0.01,
+        """Difference from the best value at its place above which a reply is wrong, for
+        "calibrations", in units of the return.""",
     )
     save_where: Specs = setting(
         (),

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 # Values of save_as.
 CORRECTIONS = "corrections"
 ROLLBACKS = "rollbacks"
+CALIBRATIONS = "calibrations"
 EXPERT_REPLIES = "expert_replies"
-_OF_GROUPS = (CORRECTIONS, ROLLBACKS)  # compare the episodes of a task
+_OF_GROUPS = (CORRECTIONS, ROLLBACKS, CALIBRATIONS)  # compare the episodes of a task
 
 
 def validate_saving(config: LLMConfig) -> None:
@@ -38,6 +39,9 @@ def validate_saving(config: LLMConfig) -> None:
             "Copy its files afterwards."
         )
     Filters(config.save_where).try_out()
+    if config.save_as != CALIBRATIONS:
+        why = f"save_as={config.save_as!r} compares no values. Use {CALIBRATIONS!r}."
+        refuse_without_effect(config, ("calibration_margin",), why)
     if config.save_as in _OF_GROUPS:
         _validate_corrections(config)
         return
@@ -59,6 +63,11 @@ def _validate_corrections(config: LLMConfig) -> None:
     _validate_conversations(config, "splices conversations")
     if config.save_as == ROLLBACKS:
         _validate_rollbacks(config)
+    if config.save_as == CALIBRATIONS and config.fork is None:
+        raise ConfigError(
+            f"save_as={CALIBRATIONS!r} compares values of replies at one place, but "
+            "fork is None, so no place has two. Set fork, e.g. every_turn."
+        )
 
 
 def _validate_rollbacks(config: LLMConfig) -> None:

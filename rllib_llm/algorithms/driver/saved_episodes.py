@@ -13,6 +13,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.config.check_candidates import BEST
 from rllib_llm.algorithms.config.saving import (
+    CALIBRATIONS,
     CORRECTIONS,
     EXPERT_REPLIES,
     ROLLBACKS,
@@ -23,6 +24,7 @@ from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.envs.dataset.row_files import absolute_path
 from rllib_llm.filters.apply import Filters
+from rllib_llm.offline.calibrations import calibrations
 from rllib_llm.offline.corrections import Row, corrections
 from rllib_llm.offline.expert_replies import expert_replies
 from rllib_llm.offline.rollbacks import rollbacks
@@ -158,7 +160,7 @@ class SavesEpisodes(RLlibAlgorithm):
         if self.config.save_as == BEST:
             chosen = [best_candidates(episode) for episode in episodes]
             episodes = SampledEpisodes(reply for each in chosen for reply in each)
-        if self.config.save_as in (CORRECTIONS, ROLLBACKS):
+        if self.config.save_as in (CORRECTIONS, ROLLBACKS, CALIBRATIONS):
             rows = self._corrected(episodes)
             count = self._saver.save_rows(rows, self.iteration + 1)
         elif self.config.save_as == EXPERT_REPLIES:
@@ -170,12 +172,16 @@ class SavesEpisodes(RLlibAlgorithm):
         self.metrics.log_value("num_episodes_saved", count, reduce="sum")
 
     def _corrected(self, episodes: SampledEpisodes) -> list[Row]:
-        """Return the rows of corrections or rollbacks."""
+        """Return the rows of corrections, rollbacks or calibrations."""
         config = self.config
         if config.save_as == CORRECTIONS:
             return corrections(episodes.trajectories, config.correction)
         env = config.make_text_env()
-        rows = rollbacks(env, episodes.trajectories, config.correction)
+        if config.save_as == ROLLBACKS:
+            rows = rollbacks(env, episodes.trajectories, config.correction)
+        else:
+            margin = config.calibration_margin
+            rows = calibrations(env, episodes.table(), config.correction, margin)
         env.close()
         return rows
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rllib_llm.advantages.column_keys import combined_keys, key_means
-from rllib_llm.advantages.fork_trees import nodes_of
+from rllib_llm.advantages.column_keys import key_means
+from rllib_llm.advantages.fork_trees import replies_of
 from rllib_llm.data import columns
 from rllib_llm.data.candidates import CandidateEpisode, candidate_episodes
 from rllib_llm.data.episode_data import episode_data, task_of
@@ -261,9 +261,8 @@ def step_pairs(
     """
     if not len(table.owner):
         return []
-    nodes, owner = nodes_of(table), table.owner
-    places = nodes.places[nodes.of_turn]
-    replies = combined_keys(places, table.completions)
+    owner = table.owner
+    places, replies = replies_of(table)
     values = key_means(table.returns[owner], replies)
     if judge is not None:
         answers = [a for t in table.trajectories for a in t.answers_of(judge)]

@@ -26,8 +26,7 @@ from rllib_llm.algorithms.pref.stored_pairs import (
     stored_pair,
 )
 from rllib_llm.algorithms.scorer.trains_scorer import TrainsScorer
-from rllib_llm.data.episode_data import agent_episodes, episode_data, task_of
-from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.data.episode_data import episode_data, task_of
 from rllib_llm.offline.expert_episodes import expert_episodes
 from rllib_llm.offline.stored_episodes import next_stored
 
@@ -72,7 +71,9 @@ class Pref(TrainsScorer, LLMAlgorithm):
         config = self.config
         groups = config.episodes_per_iteration // config.group_size
         sampled = self.process_episodes(self.sample_groups(groups))
-        episodes = self._compared(sampled)
+        if config.compared_agent is not None:
+            sampled = sampled.of_agent(config.compared_agent)
+        episodes = list(sampled)
         if config.compares_labels:
             return labelled_episodes(episodes, config.desirable_return)
         if config.expert_episodes:
@@ -90,14 +91,6 @@ class Pref(TrainsScorer, LLMAlgorithm):
         return pairs_of_episodes(
             episodes, match=config.match, after_fork=config.after_fork, **settings
         )
-
-    def _compared(self, sampled: SampledEpisodes) -> list[Any]:
-        """Return the episodes, of several agents those of the compared one."""
-        agent = self.config.compared_agent
-        if agent is None:
-            return list(sampled)
-        parts = [part for episode in sampled for part in agent_episodes(episode)]
-        return [part for part in parts if part.agent_id == agent]
 
     def _read(self) -> Sequence[Compared]:
         assert self._stored is not None
