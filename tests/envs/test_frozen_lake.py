@@ -242,7 +242,7 @@ def test_thoughts_repeat_what_was_read_and_change_no_move(scripted, slippery):
     assert thinking.observations == plain.observations
     assert thinking.rewards == plain.rewards
     for read, said, move in zip(
-        plain.observations, thinking.completions, plain.completions, strict=False
+        plain.observations, thinking.actions, plain.actions, strict=False
     ):
         assert said == f"{read.splitlines()[-1]}. {move}"
         assert parse_move(said) == parse_move(move)
