@@ -195,6 +195,7 @@ METRICS = (
     "learners/scorer/score_loss",
     "learners/scorer/pair_accuracy",
     "learners/scorer/outcome_accuracy",
+    "learners/scorer/action_accuracy",
     "learners/scorer/chosen_score",
     "learners/scorer/rejected_score",
     "learners/scorer/margin",

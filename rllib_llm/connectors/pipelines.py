@@ -126,6 +126,7 @@ def row_settings(config: LLMConfig) -> RowSettings:
         observation_weight=config.observation_weight,
         pattern_mask=None if pattern is None else PatternMask(pattern, tokenizer),
         pictures=config.chat_renderer().pictures,
+        action_labels=config.action_labels,
     )
 
 

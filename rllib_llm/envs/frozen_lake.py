@@ -47,6 +47,7 @@ class FrozenLake(TextEnv):
         size: int = 4,
         slippery: bool = False,
         frozen_prob: float = 0.8,
+        thoughts: bool = False,
     ) -> str | TurnResult:
         """Draw a map.
 
@@ -55,7 +56,10 @@ class FrozenLake(TextEnv):
             size: Number of rows and columns, in [3, 16].
             slippery: Whether a move slides to either side, with probability 1/3 each.
             frozen_prob: Probability that a cell is ice instead of a hole, in [0, 1].
+            thoughts: Whether scripted policies repeat the position and the listed moves
+                before their move.
         """
+        self.thoughts = require_bool("thoughts", thoughts)
         require_int("size", size, 3, 16)
         require_float("frozen_prob", frozen_prob, 0.0, 1.0)
         self.slippery = require_bool("slippery", slippery)
@@ -100,17 +104,17 @@ class FrozenLake(TextEnv):
             gains = self._action_values(
                 self._lake.s, self._value_table()[turns_left - 1]
             )
-            return f"go {list(MOVES)[int(np.argmax(gains))]}"
+            return self._said(list(MOVES)[int(np.argmax(gains))])
         # Moves without a path to the goal come last.
         to_goal = _distances_to_goal(self.map)
         here = self._position()
         listed = [move for moves in self._listed_moves().values() for move in moves]
         best = min(listed, key=lambda m: to_goal.get(neighbour(here, m), 10**6))
-        return f"go {best}"
+        return self._said(best)
 
     def random_action(self, rng: np.random.Generator) -> str:
         """Return any move."""
-        return f"go {list(MOVES)[int(rng.integers(len(MOVES)))]}"
+        return self._said(list(MOVES)[int(rng.integers(len(MOVES)))])
 
     def admissible_actions(self) -> list[str]:
         """Return the four moves."""
@@ -123,6 +127,10 @@ class FrozenLake(TextEnv):
         transition table, from the starting cell.
         """
         return float(self._value_table()[self.max_turns, 0])
+
+    def _said(self, move: str) -> str:
+        """Return a scripted policy's text."""
+        return f"{self._surroundings()}. go {move}" if self.thoughts else f"go {move}"
 
     def _draw_map(
         self, rng: np.random.Generator, size: int, frozen_prob: float

@@ -187,7 +187,7 @@ def _scores(algo: LLMAlgorithm) -> dict[str, best_of.EpisodeScore]:
         "oracle": best_of.returns,
     }
     config: Any = algo.config  # with ScorerSettings, if it trains a scorer
-    if not getattr(config, "uses_scorer", False) or config.is_turn_critic:
+    if not getattr(config, "scores_turns", False) or config.is_turn_critic:
         return scores
 
     def scorer(episodes: Sequence[Any]) -> list[float]:

@@ -15,27 +15,40 @@ from typing import Any
 from torch import Tensor
 
 from rllib_llm.components.registry import component
-from rllib_llm.losses._checks import check_positive
+from rllib_llm.losses._checks import check_choice, check_positive
 from rllib_llm.losses.kl import kl_k3
 from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 from rllib_llm.losses.token_batch import TokenBatch, requires
 
 
-@component("loss_term", "entropy", paper="Wang et al. 2025, arXiv:2506.01939 (top)")
+@component(
+    "loss_term",
+    "entropy",
+    paper="Wang et al. 2025, arXiv:2506.01939 (top); Feng et al. 2025, "
+    "arXiv:2505.03792 (weights)",
+)
 @requires("scores", when=lambda settings: settings.get("top", 1.0) < 1.0)
-def entropy(batch: TokenBatch, *, top: float = 1.0) -> Tensor:
+@requires("causal", when=lambda settings: settings.get("weights") == "causal")
+def entropy(batch: TokenBatch, *, top: float = 1.0, weights: str = "equal") -> Tensor:
     """Return minus the entropy of all tokens, or of the highest-entropy ones.
 
     Args:
         batch: Tokens.
         top: Share of the iteration's tokens, those with the highest entropy before the
             update ("forking" tokens), in (0, 1].
+        weights: "equal", or "causal": by their effect on the action that the
+            environment parses from the reply, which ``scorer: {loss: causal}`` learns.
     """
     check_share("top", top)
+    check_choice("weights", weights, ("equal", "causal"))
+    loss = -batch.entropy
     if top < 1.0:
         assert batch.entropy_rank is not None  # required above
-        return -batch.entropy * (batch.entropy_rank < top)
-    return -batch.entropy
+        loss = loss * (batch.entropy_rank < top)
+    if weights == "causal":
+        assert batch.causal_weights is not None  # required above
+        loss = loss * batch.causal_weights
+    return loss
 
 
 @component("loss_term", "entropy_target", paper="Skywork-OR1 2025, arXiv:2505.22312")

@@ -24,7 +24,7 @@ from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 from rllib_llm.upload import upload
 
 LEVELS = ("token", "turn", "sequence")
-NEEDS = ("reference", "scores", "sequences", "success", "unweighted")
+NEEDS = ("causal", "reference", "scores", "sequences", "success", "unweighted")
 
 
 def single_learner(values: Tensor) -> tuple[Tensor, int]:
@@ -38,7 +38,8 @@ def requires(
     """Mark the inputs that a component needs beside the usual columns (decorator).
 
     Args:
-        needs: "reference": ``ref_logp``, which costs a further forward pass; "scores":
+        needs: "causal": ``causal_weights``, for which a scorer is trained;
+            "reference": ``ref_logp``, which costs a further forward pass; "scores":
             ``entropy_rank`` and ``covariance_rank`` over the iteration's batch, which
             cost one too, in iterations of a single optimiser step; "sequences": whole
             sequences; "success": ``success``; "unweighted": advantages without
@@ -76,6 +77,8 @@ class TokenBatch:
             before the update, in [0, 1). [B, T]
         covariance_rank: The same for the centred product of old log-probability and
             advantage. [B, T]
+        causal_weights: Weight of each token by its effect on the action that the
+            environment parsed, in [0, 1]. [B, T]
         update: Number of this update, from 0.
         seed: Seed for components that draw; it differs between iterations.
         host: Copies of ``mask``, ``turn_ids`` and ``episode_index`` in host memory;
@@ -97,6 +100,7 @@ class TokenBatch:
     success_share: float = 1.0
     entropy_rank: Tensor | None = None
     covariance_rank: Tensor | None = None
+    causal_weights: Tensor | None = None
     update: int = 0
     seed: int = 0
     pool: Callable[[Tensor], tuple[Tensor, int]] | None = single_learner
@@ -270,5 +274,8 @@ def example_batch(
         success_share=0.5,
         entropy_rank=rank_from_top(entropy.detach(), mask) if has_scores else None,
         covariance_rank=rank_from_top(advantages, mask) if has_scores else None,
+        causal_weights=torch.rand(shape, generator=generator)
+        if "causal" in needs
+        else None,
         pool=None if is_part else single_learner,
     )

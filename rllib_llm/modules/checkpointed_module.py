@@ -174,11 +174,15 @@ class CheckpointedModule(TorchRLModule):
         target.delete_file(f"{written}/{self.STATE_FILE_NAME}.pkl")
         with state.written_to(written, target) as folder:
             state.save(weights, folder / state.FILE)
-            self.lm.config.save_pretrained(folder / HF_FOLDER)
-            tokenizer = loading.load_tokenizer(self.model_config["model"])
-            tokenizer.save_pretrained(folder / HF_FOLDER)
-            copy_processor(self.model_config["model"], folder / HF_FOLDER)
+            self.save_model_files(folder / HF_FOLDER)
         return written
+
+    def save_model_files(self, folder: Path) -> None:
+        """Write the model's config and tokenizer, without which weights are useless."""
+        self.lm.config.save_pretrained(folder)
+        tokenizer = loading.load_tokenizer(self.model_config["model"])
+        tokenizer.save_pretrained(folder)
+        copy_processor(self.model_config["model"], folder)
 
     @override(RLModule)
     def restore_from_path(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from learner_helpers import make_learner
+from learner_helpers import make_config, make_learner
 from scorer_helpers import (
     away_from_zero,
     driver_of,
@@ -13,6 +13,9 @@ from scorer_helpers import (
     scorer_config,
     whole_episodes,
 )
+
+from rllib_llm import GRPOConfig
+from rllib_llm.data import columns
 
 
 def scorer_after(algo: str, env: Any = None, **sections: Any) -> Any:
@@ -30,3 +33,27 @@ def scorer_after(algo: str, env: Any = None, **sections: Any) -> Any:
         driver._update_scorer()
     flat = [p.detach().flatten() for p in module_of(learner).parameters()]
     return [torch.cat(flat).numpy(), waits]
+
+
+def acting_episodes(count: int = 8) -> list[Any]:
+    """Return whole episodes whose actions are the parity of their first tokens."""
+    episodes = whole_episodes(count)
+    for episode in episodes:
+        turns = episode.get_extra_model_outputs(columns.TURN)
+        infos = episode.get_infos()[1:]
+        for turn, info in zip(turns, infos, strict=True):
+            info["parsed_action"] = f"parity {turn.action_ids[0] % 2}"
+    return episodes
+
+
+def weights_after(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return the tokens' weights after a few updates of a causal scorer."""
+    config = make_config(GRPOConfig)
+    config.training(loss_terms=[{"name": "entropy", "weights": "causal"}])
+    learner = make_learner(config.scorer(**sections["scorer"], lr=1e-2))
+    episodes = acting_episodes()
+    for iteration in range(4):
+        learner.update_scorer(episodes, iteration)
+    data = learner._data_of(episodes)
+    learner.add_causal_weights(data)
+    return data[columns.CAUSAL_WEIGHTS].numpy()

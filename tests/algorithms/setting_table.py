@@ -85,7 +85,7 @@ from setting_saved import (
     saved,
     spliced,
 )
-from setting_scorer import scorer_after
+from setting_scorer import scorer_after, weights_after
 from setting_table_rllib import RLLIB
 from team_helpers import Pair, PairTogether, tiny_model
 
@@ -424,6 +424,8 @@ SCORER = {
     "expectile": needing(of(scorer_after, "GRPO", 0.9), own={"loss": "td"}),
     "twin": needing(of(scorer_after, "GRPO", False), own={"loss": "td"}),
     "tau": needing(of(scorer_after, "GRPO", 0.9), own={"loss": "td"}),
+    "span": needing(of(weights_after, "GRPO", 1), own={"loss": "causal"}),
+    "num_actions": needing(of(weights_after, "GRPO", 3), own={"loss": "causal"}),
 }
 ALARMS = {
     **{name: of(fired, "GRPO", False) for name in GRPOConfig().chosen_alarms()},

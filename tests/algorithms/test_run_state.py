@@ -117,6 +117,16 @@ def scorer():
     )
 
 
+def causal():
+    return single_config(
+        GRPOConfig,
+        slots=1,
+        rollouts={"episodes_per_iteration": 8, "group_size": 4},
+        training={"loss_terms": [{"name": "entropy", "weights": "causal"}]},
+        scorer={"loss": "causal", "lr": 1e-2, "minibatch_size": 4},
+    )
+
+
 def asked():
     judge = {
         "policy": "default_policy",
@@ -198,6 +208,7 @@ def self_play():
 STATELESS = {
     "grpo": set(),
     "scorer": {"llm_driver_components", "llm_advantage_estimators"},
+    "causal": {"llm_driver_components", "llm_advantage_estimators"},
     "asked": {"llm_driver_components", "llm_advantage_estimators"},
     "turn_critic": {"llm_driver_components", "llm_advantage_estimators"},
     "ppo": {"llm_driver_components"},
@@ -205,7 +216,8 @@ STATELESS = {
     "self_play": {"llm_driver_components"},
 }
 RUNS = {
-    f.__name__: f for f in (grpo, scorer, asked, turn_critic, ppo, marft, self_play)
+    f.__name__: f
+    for f in (grpo, scorer, causal, asked, turn_critic, ppo, marft, self_play)
 }
 
 

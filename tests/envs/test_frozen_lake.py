@@ -231,3 +231,18 @@ def test_on_slippery_ice_the_moves_named_safe_never_end_in_a_hole():
             assert named == (not falls)
             observed += named
     assert observed
+
+
+@pytest.mark.parametrize("slippery", [False, True])
+@pytest.mark.parametrize("scripted", [expert_policy, random_policy])
+def test_thoughts_repeat_what_was_read_and_change_no_move(scripted, slippery):
+    options = {"slippery": slippery}
+    plain = play(FrozenLake(options), 3, scripted)
+    thinking = play(FrozenLake({**options, "thoughts": True}), 3, scripted)
+    assert thinking.observations == plain.observations
+    assert thinking.rewards == plain.rewards
+    for read, said, move in zip(
+        plain.observations, thinking.actions, plain.actions, strict=False
+    ):
+        assert said == f"{read.splitlines()[-1]}. {move}"
+        assert parse_move(said) == parse_move(move)

@@ -34,6 +34,7 @@ TEACHER = "training.ref_model={tiny: {hidden_size: 64}, sft: {demonstrations: 8}
 # Whose scorer learns in the first iteration, before the policy does.
 SCORED = {
     "archer": (*GROUPS, "env_config={}"),
+    "coso": GROUPS,
     "digirl": GROUPS,
     "guid_nav": (*GROUPS, "env_config={}"),
     "human_preferences": GROUPS,

@@ -30,7 +30,9 @@ def validate_loss_mask(config: LLMConfig) -> None:
         "the critic's returns need the rewards of all sampled tokens": (
             config.use_critic
         ),
-        "the scorer reads the last trained token of each turn": config.uses_scorer,
+        "the scorer reads the last trained token of each turn": (
+            config.uses_scorer and config.action_labels is None
+        ),
     }
     for why, holds in needs.items():
         if holds:

@@ -108,6 +108,11 @@ class LLMConfigMixin(
         return False
 
     @property
+    def action_labels(self) -> int | None:
+        """Number of labels of parsed actions that a scorer learns; None without one."""
+        return None
+
+    @property
     def mixes_files(self) -> bool:
         """True if conversations of files join the updates of sampled episodes."""
         return False

@@ -261,6 +261,11 @@ def _validate_components(config: LLMConfig) -> None:
             f"policy_loss={config.policy_loss!r} is not linear in the advantages, "
             "but tis and is_*mask_* weight them. Set tis=None and leave the masks out."
         )
+    if "causal" in components.needs and config.action_labels is None:
+        raise ConfigError(
+            "loss_terms have weights='causal', but no scorer learns them. Set "
+            "scorer.loss='causal' of GRPO or LLMPPO, or use weights='equal'."
+        )
 
 
 def _validate_mismatch(config: LLMConfig) -> None:

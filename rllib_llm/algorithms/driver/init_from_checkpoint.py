@@ -38,7 +38,8 @@ def initialise_from(algo: LLMAlgorithm, checkpoint: Path) -> None:
         )
     # The component alone: optimisers, counters and the task cursor start anew.
     algo.restore_from_path(modules, component=RL_MODULE)
-    if algo.config.uses_scorer and not (modules / SCORER_MODULE).is_dir():
+    is_like_policy = algo.config.uses_scorer and algo.config.action_labels is None
+    if is_like_policy and not (modules / SCORER_MODULE).is_dir():
         policy_id = algo.config.trained_module_ids[0]
         algo.learner_group.foreach_learner(_begin_scorer, policy_id=policy_id)
     # They were copied from the model that was built, before these weights.

@@ -11,6 +11,7 @@ import torch
 
 from rllib_llm.algorithms.learner.adamw import step_bytes
 from rllib_llm.modules import loading
+from rllib_llm.modules.action_model import ActionModel, ActionRLModule
 from rllib_llm.modules.architectures import auto_class, read_config
 from rllib_llm.modules.lora import add_lora
 from rllib_llm.modules.sharding import decoder_layers, stays_whole
@@ -18,6 +19,7 @@ from rllib_llm.modules.value_head import ValueHead
 from rllib_llm.pictures.features import freeze
 
 if TYPE_CHECKING:
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -99,17 +101,10 @@ def plan_memory(config: LLMConfig) -> tuple[int, int, Memory]:
             models = 1 + settings["mask_policy"]
             cache += models * _kv_bytes_per_token(lm) * tokens
     for extra in (config.critic_module_spec(), config.scorer_module_spec()):
-        if extra is None:
-            continue
-        lm, head = _skeleton(extra.model_config)
-        settings = extra.model_config["value_head"]
-        lm.requires_grad_(not (settings and settings["detach"]))
-        weights = [*lm.parameters(), *_parameters(head)]
-        trained += [p for p in weights if p.requires_grad]
-        held += weights
-        if extra.model_config.get("num_q"):
-            held += [*lm.base_model.parameters()]  # of the target network
-        whole |= _whole(lm, head)
+        if extra is not None:
+            extra_held, extra_trained, extra_whole = _of_learners(extra)
+            held, trained = held + extra_held, trained + extra_trained
+            whole |= extra_whole
     if config.kv_cache_gib is not None:
         cache = min(cache, int(config.kv_cache_gib * 2**30))
     parts = config.num_learners if config.sharding else 1
@@ -156,6 +151,23 @@ def _skeleton(settings: dict[str, Any]) -> tuple[Any, Any]:
         is_separate = settings["value_model"] == "own"
         trunk = copy.deepcopy(lm.base_model) if is_separate else None
         return lm, ValueHead(width, **settings["value_head"], trunk=trunk)
+
+
+def _of_learners(extra: RLModuleSpec) -> tuple[list[Any], list[Any], set[int]]:
+    """Return parameters of a critic or scorer, trained ones, and ids of whole ones."""
+    settings = extra.model_config
+    assert isinstance(settings, dict)
+    if extra.module_class is ActionRLModule:
+        with torch.device("meta"):
+            model = ActionModel(settings["vocabulary"], settings["num_actions"])
+        return _parameters(model), _parameters(model), set()
+    lm, head = _skeleton(settings)
+    of_head = settings["value_head"]
+    lm.requires_grad_(not (of_head and of_head["detach"]))
+    weights = [*lm.parameters(), *_parameters(head)]
+    target = [*lm.base_model.parameters()] if settings.get("num_q") else []
+    trained = [p for p in weights if p.requires_grad]
+    return weights + target, trained, _whole(lm, head)
 
 
 def _whole(lm: nn.Module, head: nn.Module | None) -> set[int]:

@@ -47,6 +47,7 @@ class ComposedLossMixin(LearnerStats):
         def on_sampled(
             self, data: dict[str, Any], change: Callable[[dict[str, Any]], None]
         ) -> None: ...
+        def add_causal_weights(self, batch: dict[str, Any]) -> None: ...
 
     def build(self) -> None:
         """Build the Learner and its loss components."""
@@ -79,6 +80,8 @@ class ComposedLossMixin(LearnerStats):
             if "success" in components.needs:
                 share = functools.partial(self._share_success, module_id)
                 share(None) if batch is None else self.on_sampled(batch, share)
+            if "causal" in components.needs and batch is not None:
+                self.on_sampled(batch, self.add_causal_weights)
             if "scores" not in components.needs or (
                 batch is None and world_size() == 1
             ):
@@ -170,6 +173,7 @@ class ComposedLossMixin(LearnerStats):
             success_share=share,
             entropy_rank=batch.get(columns.ENTROPY_RANK),
             covariance_rank=batch.get(columns.COVARIANCE_RANK),
+            causal_weights=batch.get(columns.CAUSAL_WEIGHTS),
             update=update,
             seed=stable_seed(self.config.seed or 0, update, 0, module_id),
             pool=None,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 
+from rllib_llm.algorithms.learner.causal_learner import CausalWeightsMixin
 from rllib_llm.algorithms.learner.turn_critic_learner import TurnCriticMixin
 from rllib_llm.connectors.learner.score_rows import add_old_logps, on_device
 from rllib_llm.connectors.learner.token_rows import TokenRows
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
 
 
-class ScorerMixin(TurnCriticMixin):
+class ScorerMixin(CausalWeightsMixin, TurnCriticMixin):
     """Mixin that scores episodes with the scorer, and updates it after the policy.
 
     The scorer has rows, a denominator and an optimiser of its own. Updates of the
@@ -168,6 +169,8 @@ class ScorerMixin(TurnCriticMixin):
     def _count_scored(self, data: dict[str, Any]) -> int:
         """Return the number of losses: of pairs, episodes or turns."""
         loss = self._settings.scorer_loss
+        if loss == "causal":
+            return self._count_replies(data)
         if loss == "expert" or self._settings.is_turn_critic:
             return len(TurnEnds.of(data).rows)
         is_pair = loss == "pairwise"
@@ -176,6 +179,8 @@ class ScorerMixin(TurnCriticMixin):
 
     def _scorer_loss(self, part: dict[str, Any]) -> torch.Tensor:
         """Return the summed loss of a micro-batch of whole units."""
+        if self._settings.scorer_loss == "causal":
+            return self._causal_sum(part)
         if self._settings.is_turn_critic:
             return self._turn_critic_sum(part)
         ends, of_turns = self._turn_scores(part)

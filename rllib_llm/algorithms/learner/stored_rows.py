@@ -31,6 +31,7 @@ _CHANGED = (
     Columns.ADVANTAGES,
     columns.ENTROPY_RANK,
     columns.COVARIANCE_RANK,
+    columns.CAUSAL_WEIGHTS,
     columns.SUCCESS_SHARE,
 )
 

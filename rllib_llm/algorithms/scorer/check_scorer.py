@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TURN_CRITIC = "turn_critic"  # the advantage estimator
 _OF_TD = ("scorer_gamma", "scorer_expectile", "scorer_twin", "scorer_tau")
+_OF_CAUSAL = ("scorer_span", "scorer_num_actions")
 _OF_PAIRS = ("scorer_match", "scorer_pair_margin", "scorer_max_pairs_per_task")
 
 
@@ -33,6 +34,9 @@ def validate_scorer(config: ScoredConfig) -> None:
     """
     reader = TURN_CRITIC if config.is_turn_critic else SCORER_MODULE
     is_read = _is_read(config, reader) or reads_candidates(config)
+    if config.action_labels is not None:
+        _check_causal(config)
+        return
     _check_readers(config)
     if not config.uses_scorer:
         if is_read:
@@ -52,6 +56,32 @@ def validate_scorer(config: ScoredConfig) -> None:
             "or {name: scorer} to rollouts.candidate_scores."
         )
     _check_loss(config)
+    _check_run(config)
+
+
+def _check_causal(config: ScoredConfig) -> None:
+    """Check a scorer that weighs the tokens of replies."""
+    for name in (SCORER_MODULE, TURN_CRITIC):
+        if _is_read(config, name) or reads_candidates(config):
+            raise ConfigError(
+                f"A component reads the scores of {name!r}, but scorer.loss='causal' "
+                "weighs tokens and scores nothing. Leave the component out, or use "
+                "another scorer.loss."
+            )
+    policy = config.get_config_for_module(config.trained_module_ids[0])
+    if not policy.components_need("causal"):
+        raise ConfigError(
+            "scorer.loss='causal' trains a scorer that nothing reads. Add {name: "
+            "entropy, weights: causal, weight: 0.01} to training.loss_terms."
+        )
+    if config.scorer_scores != "head":
+        raise ConfigError(
+            f"scorer.scores={config.scorer_scores!r} is for losses that score turns, "
+            "not for scorer.loss='causal'. Leave it out."
+        )
+    why = "scorer.loss='causal' scores no turns and compares nothing. Leave it out."
+    names = ("scorer_pool", "scorer_beta", "scorer_label_noise", *_OF_PAIRS, *_OF_TD)
+    refuse_without_effect(config, names, why)
     _check_run(config)
 
 
@@ -97,6 +127,8 @@ def _names(name: str, specs: Any) -> bool:
 
 def _check_loss(config: ScoredConfig) -> None:
     loss = config.scorer_loss
+    why = "it is for scorer.loss='causal'. Leave it out."
+    refuse_without_effect(config, _OF_CAUSAL, why)
     if loss != "pairwise":
         why = f"scorer.loss={loss!r} compares nothing. Leave it out."
         refuse_without_effect(config, _OF_PAIRS, why)
@@ -138,13 +170,14 @@ def _check_run(config: ScoredConfig) -> None:
             f"{SCORER_MODULE!r} is the ModuleID of the scorer. Give the policy another "
             "name."
         )
+    is_like_policy = config.action_labels is None
     for is_wrong, problem in (
         (
             config.sharding is not None,
             "shards of its own are not supported. Leave learners.sharding out.",
         ),
         (
-            config.history != "append",
+            config.history != "append" and is_like_policy,
             f"it reads whole conversations, but history={config.history!r}. Use "
             "history='append'.",
         ),
@@ -153,12 +186,12 @@ def _check_run(config: ScoredConfig) -> None:
             f"it reads texts, but head={config.action_head!r}. Use head='generate'.",
         ),
         (
-            bool(config.initial_checkpoint and config.lm_lora),
+            bool(config.initial_checkpoint and config.lm_lora) and is_like_policy,
             "it begins with the policy's weights, which under LoRA are those of the "
             "base model and not of the stage before. Train all weights (lora: null).",
         ),
         (
-            bool(getattr(config, "needs_greedy", False)),
+            bool(getattr(config, "needs_greedy", False)) and is_like_policy,
             "greedy rollouts get no scores. Use another advantage_baseline.",
         ),
     ):
@@ -168,7 +201,14 @@ def _check_run(config: ScoredConfig) -> None:
     agents = agents_of(env)
     if agents is None and config.scorer_loss == "expert":
         play_expert_with_mistakes(env, seed=0, mistake_rate=0.0)
+    parses = callable(getattr(env, "parse", None))
     env.close()
+    if not (is_like_policy or parses or agents):
+        raise ConfigError(
+            "scorer.loss='causal' learns from parsed actions, but "
+            f"{type(env).__name__} has no parse(). Use a TextEnv, or another "
+            "scorer.loss."
+        )
     if agents is not None or len(config.module_ids) > 1:
         names = ", ".join(agents or config.module_ids)
         raise ConfigError(

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 TURN_CRITICS = ("td", "monte_carlo")
-LOSSES = ("pairwise", "outcome", "return", "expert", *TURN_CRITICS)
+CAUSAL = "causal"
+LOSSES = ("pairwise", "outcome", "return", "expert", CAUSAL, *TURN_CRITICS)
 SCORES = ("head", "log_ratio")
 POOLS = ("last", "sum", "mean")
 
@@ -52,7 +53,9 @@ class ScorerSettings(DeclaredSettings):
         the score of each turn is the logit of being the expert's. Turn critics, read by
         the advantage estimator ``turn_critic``: "td": values of places and of turns,
         from one-step targets, also of replayed episodes (ArCHer, IQL). "monte_carlo":
-        the value of a place is the probability of success (DigiRL).""",
+        the value of a place is the probability of success (DigiRL). "causal": a small
+        encoder predicts the parsed action from the reply; its weights of tokens are
+        read by the loss term ``entropy`` (CoSo).""",
     )
     scorer_scores: Annotated[str, OneOf(SCORES)] = setting(
         "head",
@@ -109,6 +112,25 @@ class ScorerSettings(DeclaredSettings):
         optimiser step; RLlib's word.""",
     )
 
+    scorer_span: PositiveInt = setting(
+        4, 'Tokens of a reply that "causal" masks together to see their effect.'
+    )
+    scorer_num_actions: Annotated[int, Interval(ge=2)] = setting(
+        256,
+        """Labels of "causal": a parsed action has the label of its hash, so that a few
+        may share one.""",
+    )
+
+    @property
+    def action_labels(self) -> int | None:
+        """Number of labels of parsed actions that the scorer learns; None: no such."""
+        return self.scorer_num_actions if self.scorer_loss == CAUSAL else None
+
+    @property
+    def scores_turns(self) -> bool:
+        """True if a scorer is trained that gives scores to turns."""
+        return self.uses_scorer and self.scorer_loss != CAUSAL
+
     @property
     def is_turn_critic(self) -> bool:
         """True if the scorer estimates values of places and turns."""
@@ -136,7 +158,27 @@ class ScorerSettings(DeclaredSettings):
             return None
         config = cast("LLMConfig", self)
         policy = config.get_config_for_module(config.trained_module_ids[0])
-        return _spec(policy, self)
+        of_actions = self.action_labels is not None
+        return (_action_spec if of_actions else _spec)(policy, self)
+
+
+def _action_spec(config: LLMConfig, settings: ScorerSettings) -> RLModuleSpec:
+    """Return the specification of a model that predicts parsed actions."""
+    from rllib_llm.envs.spaces import UnicodeText
+    from rllib_llm.modules.action_model import ActionRLModule
+
+    of_policy = config.language_model_config()
+    return RLModuleSpec(
+        module_class=ActionRLModule,
+        observation_space=UnicodeText(),
+        action_space=UnicodeText(),
+        model_config={
+            "vocabulary": of_policy["vocabulary"],
+            "num_actions": settings.action_labels,
+            "init_seed": of_policy["init_seed"],
+        },
+        learner_only=True,
+    )
 
 
 def _spec(config: LLMConfig, settings: ScorerSettings) -> RLModuleSpec:

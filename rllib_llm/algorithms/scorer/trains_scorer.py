@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,7 +53,9 @@ class TrainsScorer(RLlibAlgorithm):
     def before_rewards(self, episodes: SampledEpisodes) -> None:
         """Score sampled episodes; rewards and advantage estimators read the scores."""
         super().before_rewards(episodes)  # type: ignore[misc]
-        if self.config.uses_scorer and not self.config.is_turn_critic:
+        if self.config.action_labels is not None:
+            self._to_learn += _whole(episodes)
+        elif self.config.uses_scorer and not self.config.is_turn_critic:
             self._score(episodes)
 
     def process_episodes(self, episodes: SampledEpisodes) -> SampledEpisodes:
@@ -79,14 +81,13 @@ class TrainsScorer(RLlibAlgorithm):
         super().before_candidate_scores(replies)  # type: ignore[misc]
         if not reads_candidates(self.config):
             return
-        whole = [WholeEpisode(reply, module_id=SCORER_MODULE) for reply in replies]
         for trajectory, scores in zip(
-            replies.trajectories, self.score_turns(whole), strict=True
+            replies.trajectories, self.score_turns(_whole(replies)), strict=True
         ):
             trajectory.scores = scores
 
     def _score(self, episodes: SampledEpisodes) -> None:
-        whole = [WholeEpisode(e, module_id=SCORER_MODULE) for e in episodes]
+        whole = _whole(episodes)
         for trajectory, scores in zip(
             episodes.trajectories, self.score_turns(whole), strict=True
         ):
@@ -188,3 +189,7 @@ class TrainsScorer(RLlibAlgorithm):
             return [list(units[rank::count]) for rank in range(count)]
         shards = LLMTrainingData(episodes=list(units)).shard(count)
         return [part.episodes for part, _ in shards]
+
+
+def _whole(episodes: Iterable[Any]) -> list[WholeEpisode]:
+    return [WholeEpisode(e, module_id=SCORER_MODULE) for e in episodes]

@@ -53,6 +53,11 @@ class WholeEpisode:
         """Return the reward of each turn. [H]"""
         return self._rewards
 
+    def get_infos(self) -> list[Any]:
+        """Return the infos of the reset and of each turn. [H + 1]"""
+        infos: list[Any] = self._episode.get_infos()
+        return infos
+
     def get_extra_model_outputs(self, key: str) -> Any:
         """Return what was recorded of each turn."""
         return self._episode.get_extra_model_outputs(key)

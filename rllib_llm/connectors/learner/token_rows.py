@@ -29,6 +29,7 @@ from rllib_llm.connectors.learner.rejected_actions import (
     pad_choices,
 )
 from rllib_llm.data import columns
+from rllib_llm.data.action_labels import label_column
 from rllib_llm.data.episode_data import SOURCES, agent_episodes, episode_data
 from rllib_llm.data.types import Choice, Prompt, StopPolicy, Turn
 from rllib_llm.losses.aggregation import token_weights
@@ -57,6 +58,7 @@ class RowSettings:
             trains none of them, as all algorithms except imitation require.
         pattern_mask: Finds the sampled tokens that are not trained; None: no pattern.
         pictures: Picture inputs of the model; None: it reads text alone.
+        action_labels: Number of labels of parsed actions; None: no such column.
     """
 
     pad_id: int
@@ -67,6 +69,7 @@ class RowSettings:
     observation_weight: float = 0.0
     pattern_mask: PatternMask | None = None
     pictures: ImageSpec | None = None
+    action_labels: int | None = None
 
 
 class TokenRows(ConnectorV2):
@@ -153,6 +156,12 @@ class TokenRows(ConnectorV2):
         out[columns.SUCCESS] = np.asarray(success, np.float32)
         if any(sources):
             out[columns.SOURCE] = np.asarray(sources, np.int64)
+        if settings.action_labels is not None:
+            out[columns.ACTION_LABELS] = label_column(
+                [parts[owner[0]][0] for owner in owners],
+                out[columns.TURN_IDS],
+                settings.action_labels,
+            )
         masked_turns = [episode_data(parts[o[0]][0]).masked_turns for o in owners]
         leave_out(out, masked_turns, settings.pattern_mask)
         mask = out[Columns.LOSS_MASK]
