@@ -94,7 +94,7 @@ def texts(episode):
 
 
 def test_a_group_becomes_a_tree_of_joint_steps(leaves):
-    env, episodes = leaves
+    _, episodes = leaves
     data = [episode_data(episode) for episode in episodes]
     assert [each.is_fork for each in data] == [False] + 7 * [True]
     assert len({repr(texts(episode)) for episode in episodes}) == 8
