@@ -34,8 +34,8 @@ def action_label(parsed: Any, count: int) -> int:
     text = ast.dump(parsed) if isinstance(parsed, ast.AST) else repr(parsed)
     if _ADDRESS.search(text):
         raise EnvContractError(
-            f"The parsed action {text} has no text form, so that equal actions cannot "
-            "be told. Let parse() return texts, numbers or dataclasses."
+            f"The parsed action {text} has no text form, by which actions are compared. "
+            "Let parse() return texts, numbers or dataclasses."
         )
     return stable_seed(PARSED_ACTION, text) % count
 

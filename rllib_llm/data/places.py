@@ -132,7 +132,7 @@ class MultiAgentPlace(PlaceInGroup):
 
     Attributes:
         replies: The environment's replies up to here, that of ``reset`` first. [t+1]
-        moves: What each agent did in each step, by AgentID. [t]
+        moves: Moves of the agents in each step, by AgentID. [t]
         contexts: Conversation of each agent that has acted, by AgentID.
     """
 

@@ -1,4 +1,4 @@
-"""What agents did in an episode, so that other episodes can begin at its places."""
+"""History of an episode with several agents, whose places other episodes begin at."""
 
 from __future__ import annotations
 

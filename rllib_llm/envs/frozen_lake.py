@@ -104,17 +104,17 @@ class FrozenLake(TextEnv):
             gains = self._action_values(
                 self._lake.s, self._value_table()[turns_left - 1]
             )
-            return self._said(list(MOVES)[int(np.argmax(gains))])
+            return self._with_thought(list(MOVES)[int(np.argmax(gains))])
         # Moves without a path to the goal come last.
         to_goal = _distances_to_goal(self.map)
         here = self._position()
         listed = [move for moves in self._listed_moves().values() for move in moves]
         best = min(listed, key=lambda m: to_goal.get(neighbour(here, m), 10**6))
-        return self._said(best)
+        return self._with_thought(best)
 
     def random_action(self, rng: np.random.Generator) -> str:
         """Return any move."""
-        return self._said(list(MOVES)[int(rng.integers(len(MOVES)))])
+        return self._with_thought(list(MOVES)[int(rng.integers(len(MOVES)))])
 
     def admissible_actions(self) -> list[str]:
         """Return the four moves."""
@@ -128,7 +128,7 @@ class FrozenLake(TextEnv):
         """
         return float(self._value_table()[self.max_turns, 0])
 
-    def _said(self, move: str) -> str:
+    def _with_thought(self, move: str) -> str:
         """Return a scripted policy's text."""
         return f"{self._surroundings()}. go {move}" if self.thoughts else f"go {move}"
 

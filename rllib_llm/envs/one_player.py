@@ -99,14 +99,14 @@ class OnePlayer(gym.Env):
 
     def snapshot(self) -> bytes:
         """Return a copy of the episode's state; see MultiAgentAdapter.snapshot()."""
-        own = (self._waiting, self._texts, self._infos, self._actions, self._rng)
-        return pickle.dumps((self.adapter.snapshot(), own))
+        round_ = (self._waiting, self._texts, self._infos, self._actions, self._rng)
+        return pickle.dumps((self.adapter.snapshot(), round_))
 
     def restore(self, state: bytes) -> None:
         """Return to a :meth:`snapshot`."""
-        inner, own = pickle.loads(state)
+        inner, round_ = pickle.loads(state)
         self.adapter.restore(inner)
-        self._waiting, self._texts, self._infos, self._actions, self._rng = own
+        self._waiting, self._texts, self._infos, self._actions, self._rng = round_
 
     def close(self) -> None:
         """Close the environment."""

@@ -95,7 +95,7 @@ def slow_treepo(table, scale="group"):
     return np.array(made)
 
 
-def slow_siblings(table, *, everybody=False):
+def slow_places(table, *, everybody=False):
     """Compare the mean returns of the turns that follow the same turns."""
     made = []
     for one in table.trajectories:
@@ -131,10 +131,10 @@ def test_they_are_those_of_slow_loops(seed):
         (advantages_of(table, "treerl"), slow_treerl(table)),
         (advantages_of(table, "treepo"), slow_treepo(table)),
         (advantages_of(table, "treepo", scale="none"), slow_treepo(table, "none")),
-        (advantages_of(table, "siblings"), slow_siblings(table)),
+        (advantages_of(table, "siblings"), slow_places(table)),
         (
             advantages_of(table, "siblings", baseline="mean"),
-            slow_siblings(table, everybody=True),
+            slow_places(table, everybody=True),
         ),
     ):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=ATOL)
@@ -312,9 +312,9 @@ def test_agents_compare_what_followed_the_same_words():
     np.testing.assert_allclose(advantages["R"], [0 - 1, 0], atol=ATOL)
     np.testing.assert_allclose(advantages["F"], [1 - 0, 2 - 0], atol=ATOL)
     # The team's return is that of both: (1 + 0) and (3 + 0) for r and t.
-    paid = advantages_of(table, "siblings", team="sum")
-    np.testing.assert_allclose(table.split(paid)[0], [0, 1 - 3], atol=ATOL)
+    summed = advantages_of(table, "siblings", team="sum")
+    np.testing.assert_allclose(table.split(summed)[0], [0, 1 - 3], atol=ATOL)
     shared = advantages_of(table, "siblings", team="mean")
-    np.testing.assert_allclose(shared, paid / 2, atol=ATOL)
+    np.testing.assert_allclose(shared, summed / 2, atol=ATOL)
     # Agent 1's first word, by what agent 0 got after it: (1 + 3) / 2 and (5 + 7) / 2.
-    np.testing.assert_allclose(table.split(paid)[1], [2 - 6, 0], atol=ATOL)
+    np.testing.assert_allclose(table.split(summed)[1], [2 - 6, 0], atol=ATOL)

@@ -59,7 +59,7 @@ def spliced(algo: str, env: Any = None, **sections: Any) -> Any:
     """Return the replies of a correction."""
     config = make_config(LLMPPOConfig).rollouts(**sections["rollouts"])
     config.validate()
-    members = [_said(["a", "a"], True), _said(["b", "b"], False, rollout=1)]
+    members = [_sampled(["a", "a"], True), _sampled(["b", "b"], False, rollout=1)]
     (row,) = rows_saved(config, SimpleNamespace(trajectories=members))
     return [m["content"] for m in row["messages"] if m["role"] == "assistant"]
 
@@ -87,14 +87,14 @@ def calibrated(algo: str, env: Any = None, **sections: Any) -> Any:
         (["b", "bad"], (Branch(0, 1), Branch(1, 2))),
     ]
     members = [
-        _said(texts, texts[-1] == "good", rollout=number, path=path)
+        _sampled(texts, texts[-1] == "good", rollout=number, path=path)
         for number, (texts, path) in enumerate(leaves)
     ]
     table = TurnTable(members)
     return len(rows_saved(config, SimpleNamespace(table=lambda: table)))
 
 
-def _said(texts: list[str], solved: bool, **fields: Any) -> Trajectory:
+def _sampled(texts: list[str], solved: bool, **fields: Any) -> Trajectory:
     """Return an episode that says the texts."""
     return trajectory(
         rewards=[*[0.0] * (len(texts) - 1), float(solved)],

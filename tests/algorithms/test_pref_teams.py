@@ -111,9 +111,9 @@ def test_messages_at_one_place_are_compared_by_what_followed(ray_session, stage,
             continue  # bob did not get to answer
         part = parts[agent]
         # What all agents have said before is the same object in each fork.
-        said = [p.get_extra_model_outputs(columns.TURN, 0) for p in parts.values()]
+        before = [p.get_extra_model_outputs(columns.TURN, 0) for p in parts.values()]
         own = part.get_extra_model_outputs(columns.TURN, 0)
-        past = tuple(id(turn) for turn in said if turn.env_t < own.env_t)
+        past = tuple(id(turn) for turn in before if turn.env_t < own.env_t)
         place = (task_of(part).group_id, *past)
         mine[part.id_] = (place, str(part.get_actions(0)))
         values[mine[part.id_]].append(part.get_return())

@@ -52,8 +52,8 @@ class Restless(Quiet):
         return super().reset(seed, options)
 
     def _tell(self):
-        told = super()._tell()
-        return {**told, "ann_0": f"{told['ann_0']} {Restless.resets}"}
+        observed = super()._tell()
+        return {**observed, "ann_0": f"{observed['ann_0']} {Restless.resets}"}
 
 
 def runner_of(env, fork=TREE, size=8, config_class=GRPOConfig, **sections):
@@ -134,17 +134,17 @@ def test_the_environment_goes_on_from_the_place(leaves):
     env, episodes = leaves
     for episode in episodes:
         adapter = MultiAgentAdapter(env({}))
-        reply, told, number = adapter.reset(seed=5, options={}), [], [0, 0]
+        reply, observed, number = adapter.reset(seed=5, options={}), [], [0, 0]
         while not reply.is_over:
             actions = {}
             for agent, text in reply.observations.items():
                 index = ("ann_0", "ben_0").index(agent)
                 part = episode.agent_episodes[agent]
-                told.append(part.get_observations(number[index]) == text)
+                observed.append(part.get_observations(number[index]) == text)
                 actions[agent] = str(part.get_actions(number[index]))
                 number[index] += 1
             reply = adapter.step(actions)
-        assert all(told) and number == [len(part) for part in parts(episode)]
+        assert all(observed) and number == [len(part) for part in parts(episode)]
 
 
 def test_conversations_go_on_from_the_place(leaves):
@@ -185,7 +185,7 @@ def test_environments_that_do_not_repeat_themselves_are_refused():
         runner_of(Restless).runner.sample(tasks=group())
 
 
-def test_siblings_answered_the_same_words_of_all_agents(leaves):
+def test_turns_at_one_place_follow_the_same_turns_of_all_agents(leaves):
     _, episodes = leaves
     table = SampledEpisodes(episodes).table()
     nodes = nodes_of(table)

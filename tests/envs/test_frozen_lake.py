@@ -241,8 +241,8 @@ def test_thoughts_repeat_what_was_read_and_change_no_move(scripted, slippery):
     thinking = play(FrozenLake({**options, "thoughts": True}), 3, scripted)
     assert thinking.observations == plain.observations
     assert thinking.rewards == plain.rewards
-    for read, said, move in zip(
+    for read, reply, move in zip(
         plain.observations, thinking.actions, plain.actions, strict=False
     ):
-        assert said == f"{read.splitlines()[-1]}. {move}"
-        assert parse_move(said) == parse_move(move)
+        assert reply == f"{read.splitlines()[-1]}. {move}"
+        assert parse_move(reply) == parse_move(move)
