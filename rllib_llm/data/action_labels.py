@@ -22,7 +22,7 @@ PARSED_ACTION = "parsed_action"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 
 
-def action_label(parsed: Any, count: int) -> int:
+def action_label(parsed: object, count: int) -> int:
     """Return the label of a parsed action, in [0, ``count``).
 
     A hash of its text form, so that no table of actions has to be kept. Different
@@ -34,8 +34,8 @@ def action_label(parsed: Any, count: int) -> int:
     text = ast.dump(parsed) if isinstance(parsed, ast.AST) else repr(parsed)
     if _ADDRESS.search(text):
         raise EnvContractError(
-            f"The parsed action {text} has no text form, by which actions are compared. "
-            "Let parse() return texts, numbers or dataclasses."
+            f"The parsed action {text} has no text form, by which actions are "
+            "compared. Let parse() return texts, numbers or dataclasses."
         )
     return stable_seed(PARSED_ACTION, text) % count
 

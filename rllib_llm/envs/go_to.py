@@ -30,7 +30,7 @@ def snapshot_of(env: Any) -> bytes | None:
     return state
 
 
-def step_from_place(env: Any, action: Any) -> tuple[bytes | None, Any]:
+def step_from_place(env: Any, action: object) -> tuple[bytes | None, Any]:
     """Step the environment; return its snapshot before the step, and the result."""
     return snapshot_of(env), env.step(action)
 
@@ -107,7 +107,7 @@ def replay(
         yield turn
 
 
-def _seen(result: Any) -> tuple[Any, bool]:
+def _seen(result: MultiAgentStep | tuple[Any, ...]) -> tuple[Any, bool]:
     """Return what was observed in a reset or step, and whether the episode is over."""
     if isinstance(result, MultiAgentStep):
         return result.observations, result.is_over
@@ -122,7 +122,7 @@ _REMEDY = (
 )
 
 
-def _check(env: Any, seed: int, turn: int, now: Any, then: Any) -> None:
+def _check(env: object, seed: int, turn: int, now: object, then: object) -> None:
     if now == then:
         return
     raise EnvContractError(
@@ -131,7 +131,7 @@ def _check(env: Any, seed: int, turn: int, now: Any, then: Any) -> None:
     )
 
 
-def _name(env: Any) -> str:
+def _name(env: object) -> str:
     return type(getattr(env, "unwrapped", env)).__name__
 
 
