@@ -174,7 +174,7 @@ def test_what_fails_its_checks_is_never_run_by_the_agent():
     ):
         assert words in reason
     step(of, 0.5, f"add_function\n{PLUS}", f"add_function\n{source('third', '', 1)}")
-    assert sources_of(of.assign(Task(0, 0, 0), 0).prompt_text) == ["times", "plus"]
+    assert sources_of(of.assign(Task(0, 0, 0), 0).prompt_text) == ["plus", "times"]
 
 
 def test_the_value_of_an_unchanged_set_is_the_mean_of_its_evaluations():

@@ -49,6 +49,8 @@ def recipes_with_rewards():
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         if "scorer" in recipe or "assistants" in _rollouts(recipe):
             continue  # learned and asked rewards have no such bound
+        if "multi_agent" in recipe:
+            continue  # the games below have one agent
         own = ("rewards", "reward_transforms")
         stages = [s for s in recipe.get("stages", ()) if set(own) & set(_rollouts(s))]
         found += [f"{path.stem}/{stage['name']}" for stage in stages]
