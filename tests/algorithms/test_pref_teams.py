@@ -96,7 +96,7 @@ def optima(stage):
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize(("stage", "agent"), [(0, "alice_0"), (1, "bob_0")])
+@pytest.mark.parametrize(("stage", "agent"), [(0, "bob_0"), (1, "alice_0")])
 def test_messages_at_one_place_are_compared_by_what_followed(ray_session, stage, agent):
     algo = optima(stage).build_algo()
     sampled = []
