@@ -155,8 +155,7 @@ def evaluate_search(
 
 
 def _check(config: LLMConfig, *, goes_back: bool) -> None:
-    obstacle = fork_obstacle(config) or one_agent_obstacle(config)
-    if goes_back and obstacle:
+    if goes_back and (obstacle := fork_obstacle(config) or one_agent_obstacle(config)):
         raise ConfigError(
             f"Tree search and best turn: {obstacle} Use best_of, or another run."
         )

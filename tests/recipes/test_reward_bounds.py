@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from component_helpers import trajectory
 
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data.turn_table import Trajectory
@@ -42,15 +43,15 @@ ENDS = {
 }
 
 
-def recipes_with_rewards():
+def recipes_with_rewards(*, of_teams=False):
     """Name and stage of everything shipped that sets rewards."""
     found = []
     for path in sorted(SHIPPED.rglob("*.yaml")):
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         if "scorer" in recipe or "assistants" in _rollouts(recipe):
             continue  # learned and asked rewards have no such bound
-        if "multi_agent" in recipe:
-            continue  # the games below have one agent
+        if ("multi_agent" in recipe) != of_teams:
+            continue
         own = ("rewards", "reward_transforms")
         stages = [s for s in recipe.get("stages", ()) if set(own) & set(_rollouts(s))]
         found += [f"{path.stem}/{stage['name']}" for stage in stages]
@@ -66,6 +67,9 @@ def _rollouts(section):
 # Whose stage imitates a behaviour, right or wrong.
 BY_BEHAVIOUR = {"behavior_priming/prime"}
 RECIPES = [name for name in recipes_with_rewards() if name not in BY_BEHAVIOUR]
+
+
+TEAMS = recipes_with_rewards(of_teams=True)
 
 
 @functools.cache
@@ -233,3 +237,22 @@ def test_long_failed_games_earn_less_than_the_best_solved_one(name):
     """Also where the game's own limit on turns does not bound their returns."""
     _, returns_, solved = returns(name, 0, is_long=True)
     assert returns_[~solved].max() <= returns_[solved].max() + 1e-9
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_a_team_that_fails_in_few_words_earns_less_than_one_that_talks(name):
+    made = [
+        trajectory(
+            rollout=rollout,
+            agent=agent,
+            rewards=[float(solved)],
+            num_tokens=[tokens],
+            success=solved,
+        )
+        for rollout, (solved, tokens) in enumerate([(True, 1000), (False, 1)])
+        for agent in (0, 1)
+    ]
+    DriverComponents(config_of(name)).only.rewards(made, iteration=0)
+    returns_ = np.array([t.episode_return for t in made])
+    assert returns_[:2].min() > returns_[2:].max()
+    assert returns_[:2].max() < 1.0  # the words have their price

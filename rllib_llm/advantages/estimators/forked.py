@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from rllib_llm.advantages.column_keys import combined_keys
-from rllib_llm.advantages.estimators.magrpo import TEAMS
 from rllib_llm.advantages.fork_trees import (
     node_rewards,
     nodes_of,
@@ -92,12 +91,13 @@ def siblings(  # language: turns that were sampled at one place are siblings
     Returns:
         Advantages. [M]
     """
-    check_choice("team", team, ("own", *TEAMS))
+    check_choice("team", team, ("own", "mean", "sum"))
     returns = table.returns
     if team != "own":
         episodes = combined_keys(table.episode)
-        parts = [returns[episodes == number] for number in range(len(set(episodes)))]
-        returns = np.array([TEAMS[team](part) for part in parts])[episodes]
+        sums = np.bincount(episodes, returns)
+        sizes = np.bincount(episodes) if team == "mean" else 1
+        returns = (sums / sizes)[episodes]
     nodes = nodes_of(table)
     # Centred first, so that equal returns give exactly 0.
     centred = group_advantages(returns, combined_keys(table.task, table.agent))
