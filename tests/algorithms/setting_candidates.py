@@ -25,6 +25,8 @@ BEST = {
 
 
 class _Base:
+    iteration = 0
+
     def setup(self, config: Any) -> None:
         self.config, self.metrics = config, MetricsLogger()
 

@@ -45,7 +45,7 @@ def matched(algo, env=None, **sections):
     for number, episode in enumerate(episodes):
         episode.agent_id = ("ann_0", "ben_0")[number % 2]
     driver.sample_groups = lambda count: episodes
-    driver.process_episodes = list
+    driver.process_episodes = SampledEpisodes
     return [
         (data.agent_index, sum(side.get_rewards()), sorted(data.masked_turns))
         for unit in driver._sampled()
