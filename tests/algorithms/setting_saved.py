@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from component_helpers import trajectory
 from learner_helpers import fake_episode, make_config
 from saving_helpers import Driver
@@ -24,6 +25,7 @@ from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.offline.conversation_files import parse_row
 
 SAVED = tempfile.TemporaryDirectory()
+LABELS = {"save_episodes": SAVED.name, "save_as": "self_labels"}
 
 
 def saved(algo: str, env: Any = None, **sections: Any) -> Any:
@@ -43,9 +45,10 @@ def save(saver: EpisodeSaver, iteration: int = 1) -> int:
     return saver.save(SampledEpisodes(episodes), iteration)
 
 
-def rows_saved(config: Any, episodes: Any) -> list[Any]:
+def rows_saved(config: Any, episodes: Any, **more: Any) -> list[Any]:
     """Return the rows that a driver writes of the episodes; the file is deleted."""
     driver = Driver()
+    vars(driver).update(more)
     driver.setup(config)
     driver.save_episodes(episodes)
     files = list(Path(SAVED.name).glob("*000001.jsonl"))
@@ -92,6 +95,18 @@ def calibrated(algo: str, env: Any = None, **sections: Any) -> Any:
     ]
     table = TurnTable(members)
     return len(rows_saved(config, SimpleNamespace(table=lambda: table)))
+
+
+def labelled(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return the replies of a row; the call lowers the answer's loss by at most 2."""
+    config = make_config(LLMPPOConfig).environment("python_tool-v0")
+    config.rollouts(**sections["rollouts"]).validate()
+    infos = [{"tool": name, "gold_answers": ["12"]} for name in ("sum", None)]
+    episodes = SimpleNamespace(trajectories=[_sampled(["a", "b"], False, infos=infos)])
+    # Without the call, without its result, and with it.
+    likelihoods = [np.full(20, value) for value in (-3.0, -3.0, -1.0)]
+    learners = SimpleNamespace(map_units=lambda name, units: likelihoods)
+    return rows_saved(config, episodes, learner_group=learners)
 
 
 def _sampled(texts: list[str], solved: bool, **fields: Any) -> Trajectory:

@@ -78,9 +78,11 @@ from setting_runs import (
     trained,
 )
 from setting_saved import (
+    LABELS,
     SAVED,
     calibrated,
     imitated_rows,
+    labelled,
     read_prompts,
     saved,
     spliced,
@@ -233,6 +235,8 @@ ROLLOUTS = {
             "fork": "every_turn",
         },
     ),
+    "call_margin": needing(of(labelled, "PPO", 3.0), own=LABELS),
+    "answer_template": needing(of(labelled, "PPO", "So {answer}"), own=LABELS),
     "save_where": needing(
         of(saved, "PPO", "success"), own={"save_episodes": SAVED.name}
     ),

@@ -177,3 +177,13 @@ def test_steca_compares_calibrations_after_imitating_solved_episodes():
     explore.validate()
     assert solved.save_where == "success" and imitate.data_files == "stage:solved"
     assert reinforce.data_files == "stage:explore" and reinforce.nll_weight > 0
+
+
+def test_toolformer_imitates_own_calls_without_reading_rewards():
+    stages = load_recipe("toolformer").stages
+    begin, label, imitate = (stage.build_config() for stage in stages)
+    assert [stage.algo for stage in stages] == ["SFT", "GRPO", "SFT"]
+    assert 0 < begin.mistake_rate < 1 and not begin.data_files
+    assert (label.save_as, label.lr, label.save_where) == ("self_labels", 0, ())
+    label.validate()
+    assert imitate.data_files == "stage:label"

@@ -31,6 +31,7 @@ SavedRows = Literal[
     "rollbacks",
     "calibrations",
     "expert_replies",
+    "self_labels",
 ]
 
 
@@ -151,7 +152,8 @@ class RolloutSettings(DeclaredSettings):
         solved one; the environment plays them. "calibrations": pairs of a solved and a
         failed continuation of forked episodes after a reply of low value, for Pref.
         "expert_replies": for each turn the conversation before it, which is not
-        trained, and the reply of the environment's scripted expert.""",
+        trained, and the reply of the environment's scripted expert. "self_labels": for
+        each task the known answer, after a tool call if it makes it more likely.""",
     )
     correction: str = setting(
         "That was wrong.",
@@ -162,6 +164,15 @@ class RolloutSettings(DeclaredSettings):
         0.01,
         """Difference from the best value at its place above which a reply is wrong, for
         "calibrations", in units of the return.""",
+    )
+    call_margin: NonNegativeFloat = setting(
+        1.0,
+        """Least decrease of the answer's loss by a tool call that is kept, in nats, for
+        "self_labels".""",
+    )
+    answer_template: str = setting(
+        "<answer>{answer}</answer>",
+        """The reply with the known answer, for "self_labels": a text with {answer}.""",
     )
     save_where: Specs = setting(
         (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
@@ -10,6 +11,7 @@ from rllib_llm.envs.back import Back
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import Filters
 from rllib_llm.offline.demonstrations import demonstrate
+from rllib_llm.offline.self_labels import ANSWER
 
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
@@ -19,6 +21,7 @@ CORRECTIONS = "corrections"
 ROLLBACKS = "rollbacks"
 CALIBRATIONS = "calibrations"
 EXPERT_REPLIES = "expert_replies"
+SELF_LABELS = "self_labels"
 _OF_GROUPS = (CORRECTIONS, ROLLBACKS, CALIBRATIONS)  # compare the episodes of a task
 
 
@@ -42,6 +45,11 @@ def validate_saving(config: LLMConfig) -> None:
     if config.save_as != CALIBRATIONS:
         why = f"save_as={config.save_as!r} compares no values. Use {CALIBRATIONS!r}."
         refuse_without_effect(config, ("calibration_margin",), why)
+    if config.save_as == SELF_LABELS:
+        _validate_self_labels(config)
+    else:
+        why = f"save_as={config.save_as!r} has no known answers. Use {SELF_LABELS!r}."
+        refuse_without_effect(config, ("call_margin", "answer_template"), why)
     if config.save_as in _OF_GROUPS:
         _validate_corrections(config)
         return
@@ -50,6 +58,32 @@ def validate_saving(config: LLMConfig) -> None:
     if config.save_as == EXPERT_REPLIES:
         _validate_conversations(config, "needs conversations")
         _try_expert(config)
+
+
+def _validate_self_labels(config: LLMConfig) -> None:
+    why = f"save_as={SELF_LABELS!r} writes a row for each task. Leave it out."
+    refuse_without_effect(config, ("save_where",), why)
+    if config.answer_template.count(ANSWER) != 1:
+        raise ConfigError(
+            f"answer_template={config.answer_template!r} must contain {ANSWER} once, "
+            f"where the known answer stands. Use e.g. '<answer>{ANSWER}</answer>'."
+        )
+    _validate_conversations(config, "writes conversations")
+    env = config.make_text_env()
+    env.reset(seed=0)
+    *_, info = env.step("?")
+    env.close()
+    if not info.get("gold_answers") or "tool" not in info:
+        raise ConfigError(
+            f"save_as={SELF_LABELS!r} needs tool calls and known answers, but "
+            f"{config.env} has {_named(info)} in info. Use an environment that sets "
+            "info['tool'] and info['gold_answers'] in each turn, e.g. python_tool-v0."
+        )
+
+
+def _named(info: Mapping[str, object]) -> str:
+    names = [name for name in ("tool", "gold_answers") if info.get(name)]
+    return f"only {names}" if names else "neither 'tool' nor 'gold_answers'"
 
 
 def _validate_corrections(config: LLMConfig) -> None:

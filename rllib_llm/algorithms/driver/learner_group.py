@@ -115,6 +115,24 @@ class LLMLearnerGroup(LearnerGroup):
         )
         return [result.get() for result in results]
 
+    def map_units(self, method: str, units: Sequence[Any]) -> list[Any]:
+        """Call a method on every Learner with its part of the units.
+
+        Args:
+            method: Name of the Learner's method, with an argument ``shard``, which
+                returns a result for each of its units.
+            units: Episodes or the like.
+
+        Returns:
+            The results, in order of the units.
+        """
+        count = max(1, len(self))
+        shards = [list(units[rank::count]) for rank in range(count)]
+        results: list[Any] = [None] * len(units)
+        for rank, of_shard in enumerate(self.foreach_shard(method, shards)):
+            results[rank::count] = of_shard
+        return results
+
     @override(LearnerGroup)
     def get_state(
         self,

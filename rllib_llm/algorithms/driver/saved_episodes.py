@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
@@ -17,6 +19,7 @@ from rllib_llm.algorithms.config.saving import (
     CORRECTIONS,
     EXPERT_REPLIES,
     ROLLBACKS,
+    SELF_LABELS,
 )
 from rllib_llm.connectors.fingerprint import tokenizer_fingerprint
 from rllib_llm.data.candidates import best_candidates
@@ -29,6 +32,7 @@ from rllib_llm.offline.corrections import Row, corrections
 from rllib_llm.offline.expert_replies import expert_replies
 from rllib_llm.offline.rollbacks import rollbacks
 from rllib_llm.offline.saved_rows import dump_row, episode_row
+from rllib_llm.offline.self_labels import self_labels
 from rllib_llm.rllib_bases import RLlibAlgorithm
 
 EPISODES_FOLDER = "episodes"  # in a run folder
@@ -167,6 +171,9 @@ class SavesEpisodes(RLlibAlgorithm):
             env = self.config.make_text_env()
             count = self._saver.save_expert_replies(env, episodes, self.iteration + 1)
             env.close()
+        elif self.config.save_as == SELF_LABELS:
+            rows = self._self_labels(episodes)
+            count = self._saver.save_rows(rows, self.iteration + 1)
         else:
             count = self._saver.save(episodes, self.iteration + 1)
         self.metrics.log_value("num_episodes_saved", count, reduce="sum")
@@ -183,6 +190,29 @@ class SavesEpisodes(RLlibAlgorithm):
             margin = config.calibration_margin
             rows = calibrations(env, episodes.table(), config.correction, margin)
         env.close()
+        return rows
+
+    def _self_labels(self, episodes: SampledEpisodes) -> list[Row]:
+        """Return a conversation for each task, and log how much calls help."""
+        config = self.config
+        rows, decreases = self_labels(
+            episodes.trajectories,
+            config.answer_template,
+            config.call_margin,
+            config.chat_renderer(),
+            functools.partial(self.learner_group.map_units, "text_logps"),
+        )
+        self.metrics.log_value(
+            ("self_labels", "num_calls"), len(decreases), reduce="sum"
+        )
+        if decreases:
+            helpful = float(np.mean(np.array(decreases) >= config.call_margin))
+            for name, value in (
+                ("loss_decrease_mean", np.mean(decreases)),
+                ("helpful", helpful),
+            ):
+                key = ("self_labels", name)
+                self.metrics.log_value(key, float(value), window=1)
         return rows
 
 

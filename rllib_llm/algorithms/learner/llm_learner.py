@@ -33,6 +33,7 @@ from rllib_llm.algorithms.learner.stored_rows import (
     StoredRowsMixin,
     episodes_by_source,
 )
+from rllib_llm.algorithms.learner.text_logps import TextLogpsMixin
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
@@ -70,6 +71,7 @@ class LLMLearnerMixin(
     ShardingMixin,
     OptimizerMixin,
     TokenAnnotationsMixin,
+    TextLogpsMixin,
     LearnerStats,
 ):
     """Exactly-once epochs, token-budget micro-batches, one denominator each step.

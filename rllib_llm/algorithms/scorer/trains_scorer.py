@@ -100,12 +100,7 @@ class TrainsScorer(RLlibAlgorithm):
 
         They sum to the score of the conversation if that is what the loss reads.
         """
-        count = max(1, len(self.learner_group))
-        shards = [list(episodes[rank::count]) for rank in range(count)]
-        scored = self.learner_group.foreach_shard("score_turns", shards)
-        scores: list[list[float]] = [[] for _ in episodes]
-        for rank, of_shard in enumerate(scored):
-            scores[rank::count] = of_shard
+        scores = self.learner_group.map_units("score_turns", episodes)
         if self.config.reads_increments:
             scores = [np.diff(s, prepend=0.0).tolist() for s in scores]
         return scores
