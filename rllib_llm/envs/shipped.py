@@ -55,6 +55,7 @@ from rllib_llm.envs.adapters import (  # noqa: F401  (import libraries on demand
     textworld_games,
 )
 from rllib_llm.envs.games import (  # noqa: F401
+    ask_around,
     dilemma,
     half_grids,
     memory_qa,

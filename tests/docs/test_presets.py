@@ -25,7 +25,9 @@ OF_ONE = [p for p in PAGES if p.name != "teams.md"]
 VALUES = {"token", "turn", "word", "hops"}
 SYMBOLS = {"std", "g", "l", "m", "target_i", "c_it"}
 _EXCERPT = re.compile(r"^```yaml (\w+)/(\w+)\.yaml\n(.*?)^```$", re.M | re.S)
-_PRESET = re.compile(r"\(\.\./\.\./tuned_examples/(?:grpo|ppo)/(\w+)\.yaml\)")
+_PRESET = re.compile(
+    r"\(\.\./\.\./tuned_examples/(?:grpo|ppo|prompt_search)/(\w+)\.yaml\)"
+)
 _WORD = re.compile(r"`([a-z_0-9]+)(?:: [^`]*)?`")
 _KNOB = re.compile(r"^\| `(\w+)\.(\w+)` \| (.*?) \|", re.M)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
 
-from rllib_llm.data.episode_data import episode_data, task_of
+from rllib_llm.data.episode_data import agent_episodes, episode_data, task_of
 from rllib_llm.recipes import load_recipe, search_spaces
 from rllib_llm.sandbox import shared_sandbox
 from rllib_llm.sandbox.functions import failed_example
@@ -17,6 +18,7 @@ CASES = {
     "reflexion": {},
     "training_free_grpo": {},
     "agent_optimizer": {},
+    "iagents": {},
     "inspo": {"drop_zero_variance_groups": False, "minibatch_size": 8},
     "memory_r1": {"drop_zero_variance_groups": False, "minibatch_size": 8},
 }
@@ -79,6 +81,26 @@ def check_functions(texts, episodes):
             assert failed_example(function, sandbox) is None
 
 
+def check_asker(texts, episodes):
+    """The asker alone reads an earlier answer about the thing that it looks for."""
+    bank = {e.number: e for e in texts.bank.entries}
+    parts = [part for episode in episodes for part in agent_episodes(episode)]
+    readers = [part for part in parts if episode_data(part).added_texts]
+    assert {part.agent_id for part in readers} == {"asker_0"}
+    assert {part.agent_id for part in parts} > {"asker_0"}
+    num_answers = 0
+    for part in readers:
+        (added,) = episode_data(part).added_texts
+        first = str(part.get_observations(0))
+        assert bank[added.number].key == first
+        thing = first.removeprefix("Find: ").removesuffix(".")
+        is_answer = re.fullmatch(rf"[a-z]+ says {thing}=\S+", added.text)
+        # An asker that guesses without asking has read no answer.
+        assert is_answer or added.text == first
+        num_answers += is_answer is not None
+    assert num_answers
+
+
 def check_population(texts, episodes):
     """Instructions were rated, proposals tried."""
     assert texts.members[0].value is not None
@@ -92,6 +114,7 @@ CHECKS = {
     "reflexion": check_reflections,
     "training_free_grpo": check_library,
     "agent_optimizer": check_functions,
+    "iagents": check_asker,
     "inspo": check_population,
 }
 
