@@ -91,7 +91,7 @@ UNTRAINED = ("by config", "incomplete")
 STAGED = {
     *("agent_r", "agent_tuning", "atlas", "auto_coa", "behavior_priming", "e2cl"),
     *("ire_vla", "mask_search", "mucode", "plan_and_act", "rest", "star", "steca"),
-    "webcot",
+    *("toolformer", "webcot"),
 }
 # Where the others are: modules with CASES by the names of presets.
 ELSEWHERE = {
