@@ -7,6 +7,7 @@ from learner_helpers import fake_episode, make_config
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_llm import GRPO, GRPOConfig
+from rllib_llm.algorithms.driver.learner_group import LLMLearnerGroup
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.pref.pairs import pairs_of_episodes
 from rllib_llm.algorithms.scorer.scorer_settings import TURN_CRITICS
@@ -89,6 +90,8 @@ def driver_of(config, learner=None):
 
 class Alone:
     """A LearnerGroup of one local Learner."""
+
+    map_units = LLMLearnerGroup.map_units
 
     def __init__(self, learner):
         self._learner = learner

@@ -18,6 +18,7 @@ from learner_helpers import (
 from ray.rllib.core import DEFAULT_MODULE_ID
 from scorer_helpers import (
     LOG_RATIO,
+    Alone,
     away_from_zero,
     driver_of,
     module_of,
@@ -307,7 +308,7 @@ def test_scores_of_several_learners_return_in_order():
     config = scorer_config(pool="sum")
     algo = driver_of(config)
 
-    class Two:
+    class Two(Alone):
         def __len__(self):
             return 2
 
@@ -315,7 +316,7 @@ def test_scores_of_several_learners_return_in_order():
             assert [len(s) for s in shards] == [4, 3]
             return [[[float(e.id_)] for e in shard] for shard in shards]
 
-    algo.learner_group = Two()
+    algo.learner_group = Two(learner=None)
     numbered = whole_episodes(7)
     for number, episode in enumerate(numbered):
         episode.id_ = str(number)
