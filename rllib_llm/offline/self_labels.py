@@ -11,7 +11,7 @@ import numpy as np
 
 from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.learner.loss_mask import PatternMask
-from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.data.turn_table import MissingInfo, Trajectory
 from rllib_llm.offline.conversation_files import StoredConversation
 from rllib_llm.offline.corrections import Row, has_texts, messages_by_turn
 from rllib_llm.offline.stored_episodes import conversation_episode
@@ -126,7 +126,13 @@ def self_labels(
 
 
 def _labelled(trajectory: Trajectory, template: str) -> LabelledCall:
-    answer = gold_answers(trajectory)[0]
+    answers = gold_answers(trajectory)
+    if not answers:
+        raise MissingInfo(
+            f"save_as='self_labels' needs a known answer, but the task of seed "
+            f"{trajectory.task.seed} has gold_answers=[]. Leave such tasks out."
+        )
+    answer = answers[0]
     reply = {"role": "assistant", "content": template.replace(ANSWER, answer)}
     messages = [[dict(m) for m in turn] for turn in messages_by_turn(trajectory)]
     *prompt, call = messages[0]

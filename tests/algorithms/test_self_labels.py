@@ -17,6 +17,7 @@ from rllib_llm import GRPOConfig
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.data.turn_table import MissingInfo
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.errors import ConfigError
@@ -131,6 +132,13 @@ def test_the_best_call_of_a_task_is_kept_and_equal_ones_are_asked_about_once(ren
 def test_episodes_without_a_call_give_the_answer_alone(renderer):
     direct = called("So <7>", "Wrong.", tool=None)
     assert labels([direct], renderer, {}) == ([["What?", "So <12>"]], [])
+
+
+def test_tasks_without_a_known_answer_are_an_error(renderer):
+    unknown = called("sum(6, 6)", "12")
+    unknown.infos = [{"gold_answers": [], "tool": None}] * 2
+    with pytest.raises(MissingInfo, match=r"seed 100 has gold_answers=\[\]"):
+        labels([unknown], renderer, {})
 
 
 def test_the_whole_conversation_is_trained(renderer):
