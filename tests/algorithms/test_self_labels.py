@@ -123,7 +123,7 @@ def test_what_the_call_alone_tells_is_not_its_result(renderer):
 def test_the_best_call_of_a_task_is_kept_and_equal_ones_are_asked_about_once(renderer):
     likely = {None: -9.0, "": -9.0, "10": -1.0, "12": -0.1}
     group = [
-        called(f"sum(6, {n})", str(6 + n), rollout=i) for i, n in enumerate((4, 6, 6))
+        called(f"sum(6, {n})", str(6 + n), rollout=i) for i, n in enumerate((6, 4, 6))
     ]
     rows, worth = labels(group, renderer, likely)
     assert rows == [["What?", "sum(6, 6)", "12", "So <12>"]] and len(worth) == 2
