@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--override", nargs="*", default=[])
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--plot", type=Path, help="picture of all results")
+    parser.add_argument("--only", nargs="*", help="examples in the picture")
     args = parser.parse_args()
     quiet_loggers()
     for name in args.examples:
@@ -51,7 +52,7 @@ def main() -> None:
     if args.table:
         print_table()
     if args.plot:
-        plot(args.plot)
+        plot(args.plot, args.only)
 
 
 def run(
@@ -133,24 +134,53 @@ def load_results() -> dict[str, list[dict[str, Any]]]:
     return runs
 
 
-def plot(path: Path) -> None:
-    """Draw held-out success over iterations, one panel per example, a line per seed."""
+def plot(path: Path, only: list[str] | None = None) -> None:
+    """Draw held-out success over iterations, one panel per example.
+
+    Args:
+        path: File of the picture.
+        only: Names of the examples, in order; None: all.
+    """
     from matplotlib import pyplot
 
     runs = load_results()
+    names = only or list(runs)
+    columns = min(len(names), 6)
+    rows = -(-len(names) // columns)
     figure, panels = pyplot.subplots(
-        1, len(runs), figsize=(2.6 * len(runs), 2.6), sharey=True, squeeze=False
+        rows, columns, figsize=(2.6 * columns, 2.6 * rows), sharey=True, squeeze=False
     )
-    for panel, (name, records) in zip(panels[0], runs.items(), strict=True):
-        for record in records:
-            iterations = [p["iteration"] for p in record["curve"]]
-            panel.plot(iterations, [p["success"] for p in record["curve"]])
-        panel.axhline(records[0]["expert"], linestyle=":", color="grey")
-        panel.set(title=name, xlabel="iteration", ylim=(0, 1))
-        panel.title.set_fontsize(8)
-    panels[0][0].set_ylabel("success, held-out tasks")
+    for panel, name in zip(panels.flat, names, strict=True):
+        curves = [
+            [(p["iteration"], p["success"]) for p in record["curve"]]
+            for record in runs[name]
+        ]
+        draw_seeds(panel, name, curves)
+        panel.axhline(runs[name][0]["expert"], linestyle=":", color="grey")
+    for row in panels:
+        row[0].set_ylabel("success, held-out tasks")
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
+
+
+def draw_seeds(panel: Any, name: str, curves: list[list[tuple[int, float]]]) -> None:
+    """Draw the median of the seeds as a line, and every seed as dots.
+
+    Args:
+        panel: Axes of Matplotlib.
+        name: Title of the panel.
+        curves: Iterations and success of each seed.
+    """
+    by_iteration: dict[int, list[float]] = {}
+    for color, curve in enumerate(curves):
+        panel.plot(*zip(*curve, strict=True), ".", color=f"C{color}", markersize=5)
+        for iteration, success in curve:
+            by_iteration.setdefault(iteration, []).append(success)
+    whole = sorted(i for i, seen in by_iteration.items() if len(seen) == len(curves))
+    medians = [statistics.median(by_iteration[i]) for i in whole]
+    panel.plot(whole, medians, color="black", linewidth=1)
+    panel.set(title=name, xlabel="iteration", ylim=(0, 1.02))
+    panel.title.set_fontsize(8)
 
 
 def print_table() -> None:

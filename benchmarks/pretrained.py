@@ -22,7 +22,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from learning_curves import script_success
+from learning_curves import draw_seeds, script_success
 
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.data.episode_data import episode_data
@@ -233,7 +233,7 @@ def seeds_of(values: list[float]) -> str:
 
 
 def plot(folder: Path, path: Path) -> None:
-    """Draw held-out success over iterations, one panel per example, a line per seed."""
+    """Draw held-out success over iterations, one panel per example."""
     from matplotlib import pyplot
 
     found = load(folder)
@@ -241,13 +241,13 @@ def plot(folder: Path, path: Path) -> None:
         1, len(found), figsize=(2.6 * len(found), 2.6), sharey=True, squeeze=False
     )
     for panel, (name, (prompts, runs)) in zip(panels[0], found.items(), strict=True):
-        for run_of_seed in runs:
-            points = [(p["iteration"], p["success"]) for p in run_of_seed["curve"]]
-            panel.plot(*zip(*points, strict=True), marker=".")
+        curves = [
+            [(p["iteration"], p["success"]) for p in run_of_seed["curve"]]
+            for run_of_seed in runs
+        ]
+        draw_seeds(panel, name, curves)
         panel.axhline(prompts["random"], linestyle=":", color="grey")
         panel.axhline(prompts["zero_shot"]["success"], linestyle="--", color="grey")
-        panel.set(title=name, xlabel="iteration", ylim=(0, 1.02))
-        panel.title.set_fontsize(8)
     panels[0][0].set_ylabel("success, held-out tasks")
     figure.tight_layout()
     figure.savefig(path, dpi=100)

@@ -151,20 +151,13 @@ def _decreases(
 ) -> list[float]:
     """Return by how much each call lowers the weighted loss of the answer."""
     ways = [each for c in called for each in (c.plain, c.unanswered, c.answered)]
-    losses = iter(
-        [
-            weighted_nll(logps[_start(answer, template, renderer) :])
-            for logps, answer in zip(
-                text_logps([_scored(messages, renderer) for messages in ways]),
-                [c.answer for c in called for _ in range(3)],
-                strict=True,
-            )
-        ]
-    )
-    return [
-        min(plain, unanswered) - answered
-        for plain, unanswered, answered in zip(losses, losses, losses, strict=True)
-    ]
+    logps = iter(text_logps([_scored(messages, renderer) for messages in ways]))
+    decreases = []
+    for call, *of_ways in zip(called, logps, logps, logps, strict=True):
+        start = _start(call.answer, template, renderer)
+        plain, unanswered, answered = (weighted_nll(w[start:]) for w in of_ways)
+        decreases.append(min(plain, unanswered) - answered)
+    return decreases
 
 
 def _scored(messages: Sequence[Row], renderer: ChatRenderer) -> Any:

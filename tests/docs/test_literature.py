@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections import Counter
 
 import literature
 import pytest
@@ -118,6 +120,16 @@ def test_the_page_is_up_to_date():
     assert page.partition(literature.MARKER)[2].strip() == markdown().strip(), (
         "docs/literature.md is out of date. Run: python scripts/literature.py"
     )
+
+
+def test_the_readme_counts_the_rows_that_run():
+    readme = (literature.PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    run, others = re.search(
+        r": (\d+) of the\s+\[entries of the literature\]\S+ run, (\d+) more", readme
+    ).groups()
+    states = Counter(row.state for row in ROWS)
+    assert int(run) == states["works"] + states["by config"]
+    assert int(others) == states["text only"] + states["scripted"]
 
 
 def test_writing_keeps_the_prose_of_the_page(tmp_path, monkeypatch):
