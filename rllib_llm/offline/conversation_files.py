@@ -149,7 +149,7 @@ def _conversation_of(raw: Any, tools: Any = None) -> StoredConversation:
                 f"a message of the role 'user' or 'tool', not {last!r}."
             )
     trained = tuple(
-        each.get("train", True) for each in raw if each["role"] == "assistant"
+        each.get("train") in (None, True) for each in raw if each["role"] == "assistant"
     )
     if not any(trained):
         raise RowError("messages: every reply has 'train': false; nothing is imitated.")
@@ -176,12 +176,13 @@ def _message(number: int, raw: Any) -> Message:
             f"{where}.tool_calls is not supported. Write the call into 'content' as "
             "the model writes it."
         )
-    content, train = raw.get("content"), raw.get("train", True)
+    # Columns of Parquet give null to messages that lack a key.
+    content, train = raw.get("content"), raw.get("train")
     if isinstance(content, list):
         raise RowError(f"{where}: content in parts (e.g. pictures) is not supported.")
     if not isinstance(content, str) or not content.strip():
         raise RowError(f"{where}.content={show(content, 40)} must be a text.")
-    if not isinstance(train, bool):
+    if not isinstance(train, bool | None):
         raise RowError(f"{where}.train={show(train, 20)} must be true or false.")
     return {"role": raw["role"], "content": content}
 

@@ -22,9 +22,11 @@ from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.data.turn_table import Trajectory, TurnTable
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.text_env import TextEnv
+from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import parse_row
 
 SAVED = tempfile.TemporaryDirectory()
+TEXT_FILES = {"file_extensions": ["txt"]}
 LABELS = {"save_episodes": SAVED.name, "save_as": "self_labels"}
 
 
@@ -139,9 +141,20 @@ def read_prompts(algo: str, env: Any = None, **sections: Any) -> Any:
     return [row.agents[0].turns[0].messages for row in rows.in_passes(0, 0, 1)]
 
 
-def _file(reply: str, reward: float) -> str:
+def read_by_ray(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return the number of rows of a file of text, or the error."""
+    given = {"files": [_file("a", 0.0, "txt")], **sections["data"]}
+    try:
+        rows = SFTConfig().data(**given).stored_rows(parse_row)
+    except ConfigError as error:
+        return type(error)
+    assert rows is not None
+    return len(rows)
+
+
+def _file(reply: str, reward: float, suffix: str = "jsonl") -> str:
     """Return the path of a file with one saved episode."""
     turn = {"observation": "Guess.", "completion": reply, "reward": reward}
-    path = Path(SAVED.name) / f"{reply}.jsonl"
+    path = Path(SAVED.name) / f"{reply}.{suffix}"
     path.write_text(json.dumps({"agents": [{"turns": [turn]}]}))
     return str(path)

@@ -80,9 +80,11 @@ from setting_runs import (
 from setting_saved import (
     LABELS,
     SAVED,
+    TEXT_FILES,
     calibrated,
     imitated_rows,
     labelled,
+    read_by_ray,
     read_prompts,
     saved,
     spliced,
@@ -387,6 +389,12 @@ DATA = {
     "shares": of(imitated_rows, "SFT", [0.25, 0.75], env=Taught),
     "min_return": of(imitated_rows, "SFT", 0.5, env=Taught),
     "remove": of(read_prompts, "SFT", "ess", env=Taught),
+    "read_method": needing(
+        of(read_by_ray, "SFT", "read_json"), own={"read_method_kwargs": TEXT_FILES}
+    ),
+    "read_method_kwargs": needing(
+        of(read_by_ray, "SFT", TEXT_FILES), own={"read_method": "read_json"}
+    ),
     "held_out": of(held_out, "RewardModel", comparisons()),
     "episodes_per_iteration": of(mixed_rows, "GRPO", 2),
     "coeff": of(with_written, "GRPO", 0.3),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,3 +151,52 @@ def test_a_copy_of_index_and_lines_draws_the_same():
     assert numbers(first) == numbers(second) and len(first) == 2
     assert [num_tokens(e) for e in first] == [num_tokens(e) for e in second]
     assert all(len(agent_episodes(e)) == 1 for e in second)
+
+
+LIMIT_BYTES = 16 << 20
+MORE_THAN_MEMORY = f"""
+import resource
+
+import numpy as np
+from learner_helpers import fake_episode
+
+from rllib_llm.data import columns
+from rllib_llm.data.episode_data import episode_data
+from rllib_llm.offline.episode_store import EpisodeStore
+
+episode = fake_episode(0, turns=1)
+(turn,) = episode.get_extra_model_outputs(columns.TURN)
+turn.action_ids = np.arange(40_000, dtype=np.int32)
+turn.action_logps = -np.ones(40_000, np.float32)
+episode_data(episode).advantage = 1.0
+store = EpisodeStore(capacity_tokens=10**9)
+store.add([episode], 0)
+store.draw(1, 1)  # what a first call imports is counted as used
+pages = int(open("/proc/self/statm").read().split()[5])
+limit = pages * resource.getpagesize() + {LIMIT_BYTES}
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+try:
+    np.ones(2 * {LIMIT_BYTES}, np.uint8)
+except MemoryError:
+    print("limited")
+while store.num_bytes < 4 * {LIMIT_BYTES}:
+    store.add([episode], len(store))
+drawn, _ = store.draw(3, len(store))
+for each in drawn:
+    (copy,) = each.get_extra_model_outputs(columns.TURN)
+    assert np.array_equal(copy.action_ids, turn.action_ids)
+print(len(drawn), "drawn")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+def test_a_store_holds_more_than_memory():
+    done = subprocess.run(
+        [sys.executable, "-c", MORE_THAN_MEMORY],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["limited", "3 drawn"]

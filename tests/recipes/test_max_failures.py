@@ -16,6 +16,7 @@ from side_by_side import flat
 
 from rllib_llm.algorithms.ppo.llm_ppo_learner import LLMPPOTorchLearner
 from rllib_llm.distributed import is_first
+from rllib_llm.modules.scorer import SCORER_MODULE
 from rllib_llm.recipes import recipe_from_dict
 from rllib_llm.recipes.tuning import make_tuner
 from rllib_llm.runs.checkpoints import newest_checkpoint
@@ -31,8 +32,9 @@ RECIPE = {
         "tiny": {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
     },
     "generation": {"max_new_tokens": 3},
-    "rollouts": {"episodes_per_iteration": 8},
+    "rollouts": {"episodes_per_iteration": 8, "rewards": ["environment", "scorer"]},
     "training": {"lr": 1e-2},
+    "scorer": {"loss": "return", "lr": 1e-2, "minibatch_size": 2},
     "env_runners": {"num_envs_per_env_runner": 8},
     "evaluation": None,
     "learners": {"num_learners": 2},
@@ -43,20 +45,33 @@ DEATHS = "deaths"
 
 
 class Mortal(LLMPPOTorchLearner):
-    """The second Learner dies in its third update, unless one has died before."""
+    """The second Learner dies amid the scorer's third update, unless one has before.
 
-    def update(self, **kwargs):
+    The policy's third update is over then, and the scorer has made a first step.
+    """
+
+    _scorer_steps = 0
+
+    def update_scorer(self, shard, iteration, prior_logit=0.0):
+        self._scorer_steps = 0
+        return super().update_scorer(shard, iteration, prior_logit)
+
+    def _backward_scorer(self, data):
         deaths = Path(self.config.learner_config_dict[DEATHS])
-        if not is_first() and self._weights_seq_no == 2 and not deaths.exists():
+        self._scorer_steps += 1
+        is_amid = self._weights_seq_no == 3 and self._scorer_steps == 2
+        if not is_first() and is_amid and not deaths.exists():
             deaths.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().update(**kwargs)
+        return super()._backward_scorer(data)
 
 
 def state_of(algo):
     """Return weights and optimisers."""
     state = algo.learner_group.get_state()["learner"]
-    return flat({key: state[key] for key in ("rl_module", "optimizer")})
+    found = flat({key: state[key] for key in ("rl_module", "optimizer")})
+    assert any(SCORER_MODULE in str(key) for key in found)
+    return found
 
 
 def test_a_killed_learner_changes_no_weight_of_the_run(tmp_path):
@@ -71,7 +86,7 @@ def test_a_killed_learner_changes_no_weight_of_the_run(tmp_path):
     # From the checkpoint of the second iteration, not from the start.
     assert result.metrics["iterations_since_restore"] == 1
     errors = (Path(result.path) / "error.txt").read_text()
-    assert "Learner 1 of 2 died" in errors and "after weights version 2" in errors
+    assert "Learner 1 of 2 died" in errors and "after weights version 3" in errors
     undisturbed = config.build_algo()
     for _ in range(3):
         undisturbed.train()

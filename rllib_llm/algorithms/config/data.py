@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -20,6 +20,7 @@ from rllib_llm.algorithms.config.schedules import value_at
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import Parser, parse_row
+from rllib_llm.offline.ray_data_rows import read_by_ray_data
 from rllib_llm.offline.removed_texts import check_removed
 from rllib_llm.offline.row_file import RowFile, RowsToCome, SharedRows, open_rows
 from rllib_llm.offline.stage_files import PREFIX, paths_by_entry
@@ -67,6 +68,50 @@ class DataSettings(DeclaredSettings):
         that helped to write a reply. Such rows are rendered anew. None: all stay.""",
     )
 
+    data_read_method: str | None = setting(
+        None,
+        """Function of ``ray.data`` that reads each entry of ``files``, e.g.
+        ``read_parquet`` or ``read_json``, for what Ray Data reaches and a path does not
+        (``s3://``, ``gs://``, tables); RLlib's ``input_read_method``. None: files are
+        read without Ray Data.""",
+    )
+    data_read_method_kwargs: dict[str, Any] = setting(
+        {}, "Other arguments of that function, e.g. ``filesystem`` or ``columns``."
+    )
+
+    def offline_data(
+        self,
+        *,
+        input_: str | list[str],
+        input_read_method: str = "read_parquet",
+        input_read_method_kwargs: dict[str, Any] | None = None,
+        **others: object,
+    ) -> Any:
+        """Set ``data.files`` and their reader by RLlib's words for offline data.
+
+        Args:
+            input_: What the reader reads: a path or URI, or several.
+            input_read_method: Function of ``ray.data``.
+            input_read_method_kwargs: Its other arguments.
+            **others: RLlib's other settings of offline data; none is supported.
+
+        Raises:
+            ConfigError: For other settings of RLlib's.
+        """
+        if others:
+            raise ConfigError(
+                f"offline_data({', '.join(others)}) would have no effect: rows become "
+                "whole conversations or episodes, not batches of time steps. Use "
+                "input_, input_read_method and input_read_method_kwargs, and to write "
+                "episodes rollouts.save_episodes."
+            )
+        self.data(
+            files=input_,
+            read_method=input_read_method,
+            read_method_kwargs=input_read_method_kwargs or {},
+        )
+        return self
+
     def stored_rows(self, parse: Parser) -> RowFile | SharedRows | None:
         """Return the rows of ``data_files``; None if there are no files.
 
@@ -78,13 +123,34 @@ class DataSettings(DeclaredSettings):
             return None
         if self.data_remove is not None:
             check_removed(self.data_remove)
-        entries = paths_by_entry(self.data_files, self.earlier_stages)
+        entries = self._paths_by_entry()
         if entries is None:
             return RowsToCome()
         rows = self._opened(entries, parse)
         if self.data_remove is not None and not rows.has_removed:
             self._report_unmatched()
         return rows
+
+    def _paths_by_entry(self) -> list[list[str]] | None:
+        """Return the paths of each entry; None if a stage has not run yet."""
+        assert self.data_files is not None
+        method, kwargs = self.data_read_method, self.data_read_method_kwargs
+        if method is None:
+            if kwargs:
+                raise ConfigError(
+                    f"data.read_method_kwargs={kwargs!r} would have no effect: "
+                    "data.read_method is None. Give the function, or leave it out."
+                )
+            return paths_by_entry(self.data_files, self.earlier_stages)
+        files = self.data_files
+        entries = [files] if isinstance(files, str) else files
+        staged = [entry for entry in entries if entry.startswith(PREFIX)]
+        if staged:
+            raise ConfigError(
+                f"data.read_method={method!r} does not read {staged[0]!r}: episodes of "
+                "a stage are files of this run. Leave data.read_method out."
+            )
+        return [[read_by_ray_data(entry, method, kwargs)] for entry in entries]
 
     def _report_unmatched(self) -> None:
         """Refuse a pattern without a match; of a stage's episodes only warn.
@@ -113,9 +179,15 @@ class DataSettings(DeclaredSettings):
     def _check_shares(self) -> None:
         shares, files = self.data_shares, self.data_files
         if files is None:
-            for name in ("shares", "min_return", "remove"):
+            for name in (
+                "shares",
+                "min_return",
+                "remove",
+                "read_method",
+                "read_method_kwargs",
+            ):
                 given = getattr(self, f"data_{name}")
-                if given is not None:
+                if given not in (None, {}):
                     raise ConfigError(
                         f"data.{name}={given} would have no effect: data.files is "
                         "None. Give files, or leave it out."
@@ -175,6 +247,8 @@ def validate_mixed_data(config: GRPOConfig) -> None:
             "data_shares",
             "data_min_return",
             "data_remove",
+            "data_read_method",
+            "data_read_method_kwargs",
         )
         refuse_without_effect(config, names, why)
         return

@@ -147,7 +147,11 @@ _SCHEDULES = "it is deprecated. Give the schedule to"
 _MOVED = "RLlib has moved it. Use"
 _OLD_STACK = "RLlib reads it on its old API stack only. Leave it out"
 _ASYNCHRONOUS = "RLlib's asynchronous algorithms alone read it. Leave it out"
-_OFFLINE = "no algorithm here learns from files. Leave it out"
+_OFFLINE = "policies are evaluated on tasks, also after files. Leave it out"
+_TIME_STEPS = (
+    "files hold conversations and episodes here, not time steps. Use data.files of "
+    "SFT, Pref, RewardModel or GRPO to read them, rollouts.save_episodes to write them"
+)
 _CONNECTORS = (
     "the connectors between text and tokens are always used. Leave it out, or add "
     "connectors of your own with"
@@ -260,6 +264,35 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
             _OFFLINE,
         ),
     },
+    "offline_data": dict.fromkeys(
+        (
+            "input_",
+            "offline_data_class",
+            "input_read_method",
+            "input_read_method_kwargs",
+            "input_read_schema",
+            "input_read_episodes",
+            "input_read_sample_batches",
+            "input_read_batch_size",
+            "input_filesystem",
+            "input_filesystem_kwargs",
+            "materialize_data",
+            "materialize_mapped_data",
+            "map_batches_kwargs",
+            "iter_batches_kwargs",
+            "ignore_final_observation",
+            "prelearner_class",
+            "prelearner_buffer_class",
+            "prelearner_buffer_kwargs",
+            "prelearner_module_synch_period",
+            "prelearner_use_recorded_module_states",
+            "dataset_num_iters_per_learner",
+            "input_config",
+            "output",
+            "output_config",
+        ),
+        _TIME_STEPS,
+    ),
     "debugging": {"fake_sampler": _OLD_STACK, "log_sys_usage": _OLD_STACK},
     "reporting": {
         "keep_per_episode_custom_metrics": _OLD_STACK,
