@@ -164,6 +164,7 @@ setup(
             *SERVE,
             *DATASETS,
             *MATH,
+            "trl==1.16.0",  # whose preference losses and gradients are compared
         ],
         "api": API,
         "agents": AGENTS,

@@ -1,16 +1,12 @@
 """Preference losses and their gradients are those of TRL on the same batches.
 
 TRL's trainers prepare the batches and compute their loss; the Learner gets the tokens
-of these batches. Skipped where TRL is not installed, e.g. by
-    pip install --target FOLDER torch==2.13.0 trl==1.16.0
-    RLLIB_LLM_PEERS=FOLDER python -m pytest tests/algorithms/test_pref_like_trl.py
+of these batches. Skipped where TRL is not installed; the extra ``dev`` has it.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,18 +44,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def trl():
-    """Make TRL importable, after the packages of this environment."""
-    folder = os.environ.get("RLLIB_LLM_PEERS")
-    sys.path += [folder] if folder else []
+    """Skip the tests without TRL."""
     try:
         version = importlib.metadata.version("trl")
     except importlib.metadata.PackageNotFoundError:
         version = None
     if version != VERSION:
-        pytest.skip(f"trl {VERSION} is not installed (RLLIB_LLM_PEERS)")
-    yield
-    if folder:
-        sys.path.remove(folder)
+        pytest.skip(f"trl {VERSION} is not installed")
 
 
 def learner_of(**training):
@@ -189,12 +180,36 @@ def test_dpo(dpo_trainer, theirs, ours, smoothing):
     trainer.loss_types, trainer.loss_weights = [theirs], [1.0]
     trainer.label_smoothing = smoothing
     learner = learner_of(preference_loss={**ours, "beta": 0.4})
+    compare(trainer, learner, batch, pairs_of(batch))
+
+
+def pairs_of(batch):
+    """The pairs of TRL's batch, whose first half is chosen."""
     episodes = episodes_of(batch)
     half = len(episodes) // 2
-    pairs = [
+    return [
         PreferencePair(w, x)
         for w, x in zip(episodes[:half], episodes[half:], strict=True)
     ]
+
+
+def test_rpo(tmp_path):
+    """TRL's likelihood is a mean over tokens, the same for replies of one length."""
+    rows = [
+        {"prompt": p, "chosen": " " + c, "rejected": " " + r}
+        for p, c, r in zip(PROMPTS, 4 * ["up"], REPLIES[:4], strict=True)
+    ]
+    trainer = trainer_of("DPO", make_config(PrefConfig), rows, tmp_path, beta=0.4)
+    trainer.loss_types, trainer.loss_weights = ["sigmoid", "sft"], [1.0, 0.5]
+    batch = next(iter(trainer.get_train_dataloader()))
+    pairs = pairs_of(batch)
+    chosen = [
+        next(iter(pair.agent_episodes.values())).get_extra_model_outputs(columns.TURN)
+        for pair in pairs
+    ]
+    assert len({len(turns[0].action_ids) for turns in chosen}) == 1
+    dpo = {"name": "dpo", "beta": 0.4}
+    learner = learner_of(preference_loss=dpo, nll_weight=0.5)
     compare(trainer, learner, batch, pairs)
 
 
