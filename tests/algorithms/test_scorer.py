@@ -481,6 +481,16 @@ def test_runs_that_a_scorer_does_not_support(change, message):
         config.validate()
 
 
+@pytest.mark.parametrize("name", ["scorer", "scored_turns"])
+def test_a_filter_reads_a_scorer(name):
+    config = scorer_config(loss=None).rollouts(rewards=[], filters=[name])
+    with pytest.raises(ConfigError, match=r"scorer\.loss is not set"):
+        config.copy().validate()
+    config.scorer(loss="outcome").validate()
+    with pytest.raises(ConfigError, match="reads scores, but scorer.loss='td'"):
+        config.copy().scorer(loss="td").validate()
+
+
 def test_marft_refuses_a_scorer():
     config = MARFTConfig().environment("secret_sum-v0")
     with pytest.raises(ConfigError, match="of one agent|nothing reads"):

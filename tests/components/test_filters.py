@@ -5,7 +5,7 @@ import pytest
 from component_helpers import random_table, rearranged, trajectory
 
 from rllib_llm.components.registry import COMPONENTS, bind
-from rllib_llm.data.turn_table import MissingInfo, TurnTable
+from rllib_llm.data.turn_table import MissingInfo, MissingScores, TurnTable
 from rllib_llm.data.types import StopReason
 from rllib_llm.errors import ConfigError
 from rllib_llm.filters.apply import Filters
@@ -240,6 +240,40 @@ def test_turns_that_match_a_rule():
         Filters([{"name": "turns_with", "completion": "("}]).try_out()
 
 
+# Scores ------------------------------------------------------------------------------
+
+
+def test_the_best_scored_rollouts_of_each_task_stay():
+    scores = [[0.0, 1.0], [2.0, 2.0], [-1.0, 0.5], [3.0, 0.0], [9.0, 9.0], [5.0, 5.0]]
+    table = TurnTable(
+        [
+            *group(0, [1, 1, 1, 1], scores=scores[:4]),
+            *group(1, [0, 0], scores=scores[4:]),
+        ]
+    )
+    # Sums 1, 4, -0.5, 3 and 18, 10: returns decide nothing.
+    assert kept("scorer", table).tolist() == [0, 1, 0, 0, 1, 0]
+    assert kept("scorer", table, top=0.5).tolist() == [0, 1, 0, 1, 1, 0]
+    assert kept("scorer", table, top=1.0).all()
+    equal = TurnTable(group(0, [0, 1, 2], scores=[[1.0, 1.0]] * 3))
+    assert kept("scorer", equal, top=0.34).tolist() == [1, 0, 0]
+
+
+def test_turns_of_high_score_stay():
+    table = TurnTable(group(0, [1, 1], scores=[[-0.1, 0.0], [2.0, -3.0]]))
+    assert kept("scored_turns", table).tolist() == [0, 1, 1, 0]
+    assert kept("scored_turns", table, least=-1.0).tolist() == [1, 1, 1, 0]
+
+
+def test_without_a_scorer_nothing_is_kept_in_silence():
+    table = TurnTable(group(0, [1, 1]))
+    for t in table.trajectories:
+        t.scores = None
+    for name in ("scorer", "scored_turns"):
+        with pytest.raises(MissingScores, match="Set scorer.loss"):
+            kept(name, table)
+
+
 # All of them -------------------------------------------------------------------------
 
 
@@ -280,6 +314,7 @@ def test_nothing_lone_rollouts_and_masked_ones_are_no_trouble(name):
         ({"name": "roc", "answer": "x"}, "has 0 groups"),
         ({"name": "priority", "alpha": 2}, "alpha=2 must be in"),
         ({"name": "success", "top": 0}, "top=0 must be in"),
+        ({"name": "scorer", "top": 0}, "top=0 must be in"),
         ({"name": "success", "top": 0.5, "least": 0}, "one of them"),
         ({"name": "success", "per_task": True}, "needs top"),
         ({"name": "repetition", "n": 0}, "n=0 must be"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     ScoredConfig: TypeAlias = GRPOConfig | LLMPPOConfig | PrefConfig
 
 TURN_CRITIC = "turn_critic"  # the advantage estimator
+_FILTERS = (SCORER_MODULE, "scored_turns")
 _OF_TD = ("scorer_gamma", "scorer_expectile", "scorer_twin", "scorer_tau")
 _OF_CAUSAL = ("scorer_span", "scorer_num_actions")
 _OF_PAIRS = ("scorer_match", "scorer_pair_margin", "scorer_max_pairs_per_task")
@@ -41,8 +42,8 @@ def validate_scorer(config: ScoredConfig) -> None:
     if not config.uses_scorer:
         if is_read:
             raise ConfigError(
-                "A reward or advantage estimator named 'scorer' reads the scores of a "
-                "scorer, but scorer.loss is not set. Set it, or leave 'scorer' out."
+                "A reward, filter or advantage estimator reads the scores of a scorer, "
+                "but scorer.loss is not set. Set it, or leave the component out."
             )
         names = set(ScorerSettings._declared) - {"scorer_loss"}
         why = "there is no scorer. Set scorer.loss."
@@ -53,7 +54,7 @@ def validate_scorer(config: ScoredConfig) -> None:
         raise ConfigError(
             f"scorer.loss={config.scorer_loss!r} trains a scorer that nothing reads. "
             f"Add {{name: {reader}}} {places}to training.advantage_estimator of GRPO, "
-            "or {name: scorer} to rollouts.candidate_scores."
+            "or {name: scorer} to rollouts.filters or rollouts.candidate_scores."
         )
     _check_loss(config)
     _check_run(config)
@@ -103,7 +104,12 @@ def _check_readers(config: ScoredConfig) -> None:
 
 
 def _is_read(config: ScoredConfig, name: str) -> bool:
-    read = [(s.rewards, s.reward_transforms) for s in config.component_specs().values()]
+    specs = config.component_specs().values()
+    if name == SCORER_MODULE and any(
+        _names(each, s.filters) for each in _FILTERS for s in specs
+    ):
+        return True
+    read = [(s.rewards, s.reward_transforms) for s in specs]
     estimators = (
         getattr(config.get_config_for_module(module_id), "advantage_estimator", None)
         for module_id in config.trained_module_ids
