@@ -40,7 +40,7 @@ def outcome_loss(scores: Tensor, success: Tensor) -> Tensor:
 
     Args:
         scores: Score of each episode. [N]
-        success: 1 for solved tasks, 0 for others. [N]
+        success: 1 for solved tasks, 0 for others, or a probability of that. [N]
     """
     return binary_cross_entropy_with_logits(
         scores, success.to(scores.dtype), reduction="none"

@@ -13,9 +13,11 @@ from scorer_helpers import (
     scorer_config,
     whole_episodes,
 )
+from test_fork_training import leaves
 
 from rllib_llm import GRPOConfig
 from rllib_llm.data import columns
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 
 
 def scorer_after(algo: str, env: Any = None, **sections: Any) -> Any:
@@ -33,6 +35,15 @@ def scorer_after(algo: str, env: Any = None, **sections: Any) -> Any:
         driver._update_scorer()
     flat = [p.detach().flatten() for p in module_of(learner).parameters()]
     return [torch.cat(flat).numpy(), waits]
+
+
+def labels_learned(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return the labels of turns that a driver gives a process reward model."""
+    given = {"loss": "process", **sections["scorer"]}
+    config = scorer_config(**given).rollouts(fork="every_turn", group_size=8)
+    driver = driver_of(config, make_learner(config))
+    driver._score(SampledEpisodes(leaves()))
+    return [episode.get_rewards() for episode in driver._to_learn]
 
 
 def acting_episodes(count: int = 8) -> list[Any]:

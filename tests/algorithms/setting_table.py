@@ -89,7 +89,7 @@ from setting_saved import (
     saved,
     spliced,
 )
-from setting_scorer import scorer_after, weights_after
+from setting_scorer import labels_learned, scorer_after, weights_after
 from setting_table_rllib import RLLIB
 from team_helpers import Pair, PairTogether, tiny_model
 
@@ -429,6 +429,7 @@ SCORER = {
     "warmup_iters": of(scorer_after, "GRPO", 1),
     "iters": of(scorer_after, "GRPO", 1),
     "label_noise": of(scorer_after, "GRPO", 0.5),
+    "labels": of(labels_learned, "GRPO", "hard"),
     "match": of(scorer_after, "GRPO", "all"),
     "pair_margin": of(scorer_after, "GRPO", 1.5),
     "max_pairs_per_task": of(scorer_after, "GRPO", 1),

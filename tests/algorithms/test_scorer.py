@@ -89,6 +89,13 @@ def slow_loss(learner, units, prior=0.0):
             )
             losses.append(torch.log1p(torch.exp(other - one)))
             continue
+        if loss == "process":
+            labels = torch.tensor(unit.get_rewards())
+            chances = torch.sigmoid(slow_turn_scores(learner, unit))
+            for label, chance in zip(labels, chances, strict=True):
+                right, wrong = torch.log(chance), torch.log(1 - chance)
+                losses.append(-label * right - (1 - label) * wrong)
+            continue
         target = float(bool(episode_data(unit).success))
         if loss == "return":
             total = float(np.sum(unit.get_rewards()))

@@ -84,8 +84,26 @@ class ScoreLossesMixin(LearnerStats):
                 "does not report. Use another loss, e.g. 'pairwise' or 'td'."
             )
         target = upload(success, self._device)
-        loss = outcome_loss(scores + prior_logit, target)
-        is_right = ((scores.detach() > 0) == (target > 0.5)).float()
+        return self.label_sum(module_id, scores, target, prior_logit=prior_logit)
+
+    def label_sum(
+        self,
+        module_id: str,
+        scores: torch.Tensor,
+        labels: torch.Tensor,
+        *,
+        prior_logit: float = 0.0,
+    ) -> torch.Tensor:
+        """Return the summed cross-entropy of labels from 0 to 1.
+
+        Args:
+            module_id: Module of the scores.
+            scores: Logits. [N]
+            labels: Probabilities that they are to have. [N]
+            prior_logit: See :meth:`outcome_sum`.
+        """
+        loss = outcome_loss(scores + prior_logit, labels)
+        is_right = ((scores.detach() > 0) == (labels > 0.5)).float()
         for key, value in (("score_loss", loss), ("outcome_accuracy", is_right)):
             self._add_stat(module_id, key, value.mean(), len(loss))
         return loss.sum()

@@ -171,7 +171,7 @@ class ScorerMixin(CausalWeightsMixin, TurnCriticMixin):
         loss = self._settings.scorer_loss
         if loss == "causal":
             return self._count_replies(data)
-        if loss == "expert" or self._settings.is_turn_critic:
+        if loss in ("expert", "process") or self._settings.is_turn_critic:
             return len(TurnEnds.of(data).rows)
         is_pair = loss == "pairwise"
         unit = columns.MULTI_AGENT_EPISODE_INDEX if is_pair else columns.EPISODE_INDEX
@@ -193,6 +193,8 @@ class ScorerMixin(CausalWeightsMixin, TurnCriticMixin):
                 ends.rows,
                 prior_logit=self._prior_logit,
             )
+        if loss == "process":
+            return self.label_sum(SCORER_MODULE, of_turns, self._steps(part, ends)[0])
         last = ends.last()
         scores, rows = self._pooled(ends, last, of_turns), ends.rows[last]
         if loss == "pairwise":

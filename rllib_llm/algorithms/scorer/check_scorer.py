@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
-from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
+from rllib_llm.algorithms.scorer.scorer_settings import PROCESS, ScorerSettings
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.scorer import SCORER_MODULE
@@ -81,7 +81,8 @@ def _check_causal(config: ScoredConfig) -> None:
             "not for scorer.loss='causal'. Leave it out."
         )
     why = "scorer.loss='causal' scores no turns and compares nothing. Leave it out."
-    names = ("scorer_pool", "scorer_beta", "scorer_label_noise", *_OF_PAIRS, *_OF_TD)
+    of_scores = ("scorer_pool", "scorer_beta", "scorer_label_noise", "scorer_labels")
+    names = (*of_scores, *_OF_PAIRS, *_OF_TD)
     refuse_without_effect(config, names, why)
     _check_run(config)
 
@@ -149,6 +150,15 @@ def _check_loss(config: ScoredConfig) -> None:
     if loss != "td":
         why = "it is for scorer.loss='td'. Leave it out."
         refuse_without_effect(config, _OF_TD, why)
+    if loss != PROCESS:
+        why = f"it is for scorer.loss={PROCESS!r}. Leave it out."
+        refuse_without_effect(config, ("scorer_labels",), why)
+    elif config.fork is None:
+        raise ConfigError(
+            f"scorer.loss={loss!r} labels a turn by the episodes that go through it, "
+            "and without rollouts.fork each turn has one. Set rollouts.fork, e.g. to "
+            "{name: every_turn}, or use scorer.loss='outcome'."
+        )
     if config.scorer_scores == "head":
         why = "it is for scorer.scores='log_ratio'. Leave it out."
         refuse_without_effect(config, ("scorer_beta",), why)
@@ -165,7 +175,7 @@ def _check_loss(config: ScoredConfig) -> None:
             "values places and not the replies there. Use scorer.loss='td', whose Q "
             "does, or another loss."
         )
-    if loss == "expert" or config.is_turn_critic:
+    if loss in ("expert", PROCESS) or config.is_turn_critic:
         why = f"scorer.loss={loss!r} scores single turns. Leave it out."
         refuse_without_effect(config, ("scorer_pool",), why)
 

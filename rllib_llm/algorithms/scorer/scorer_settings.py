@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 TURN_CRITICS = ("td", "monte_carlo")
 CAUSAL = "causal"
-LOSSES = ("pairwise", "outcome", "return", "expert", CAUSAL, *TURN_CRITICS)
+PROCESS = "process"
+LOSSES = ("pairwise", "outcome", PROCESS, "return", "expert", CAUSAL, *TURN_CRITICS)
 SCORES = ("head", "log_ratio")
 POOLS = ("last", "sum", "mean")
+LABELS = ("soft", "hard")
 
 
 class ScorerSettings(DeclaredSettings):
@@ -49,7 +51,9 @@ class ScorerSettings(DeclaredSettings):
         None,
         """None: no scorer. "pairwise": of two episodes of a task the one with the
         higher return has the higher score (Bradley-Terry). "outcome": the score is the
-        logit of success. "return": the score is the return (squared error). "expert":
+        logit of success. "process": after each turn the score is the logit of success
+        from there on, of which forked episodes tell the frequency. "return": the score
+        is the return (squared error). "expert":
         the score of each turn is the logit of being the expert's. Turn critics, read by
         the advantage estimator ``turn_critic``: "td": values of places and of turns,
         from one-step targets, also of replayed episodes (ArCHer, IQL). "monte_carlo":
@@ -86,6 +90,11 @@ class ScorerSettings(DeclaredSettings):
         0.0,
         """Share of labels that are exchanged, chosen at random, to measure the effect
         of wrong ones.""",
+    )
+    scorer_labels: Annotated[str, OneOf(LABELS)] = setting(
+        "soft",
+        """Label of a turn with "process": "soft": the share of solved episodes among
+        those that go through it. "hard": 1 if any of them was solved.""",
     )
     scorer_match: Annotated[str, OneOf(MATCHES)] = setting(
         "one_to_one", "Pairs of a task's episodes, by return, as in Pref."

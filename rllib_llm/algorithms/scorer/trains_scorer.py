@@ -15,6 +15,8 @@ from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.pref.pairs import pairs_of_episodes
 from rllib_llm.algorithms.scorer.check_scorer import reads_candidates
 from rllib_llm.algorithms.scorer.label_noise import exchange_labels
+from rllib_llm.algorithms.scorer.process_labels import process_labels
+from rllib_llm.algorithms.scorer.scorer_settings import PROCESS
 from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
 from rllib_llm.data.episode_data import REPLAY, episode_data, task_of
 from rllib_llm.modules.scorer import SCORER_MODULE
@@ -93,6 +95,13 @@ class TrainsScorer(RLlibAlgorithm):
         ):
             trajectory.scores = scores
         self._log_scores(episodes)
+        if self.config.scorer_loss == PROCESS:
+            table = episodes.table()
+            labels = table.split(process_labels(table, self.config.scorer_labels))
+            whole = [
+                WholeEpisode(episode, module_id=SCORER_MODULE, rewards=of_turns)
+                for episode, of_turns in zip(episodes, labels, strict=True)
+            ]
         self._to_learn += whole
 
     def score_turns(self, episodes: Sequence[WholeEpisode]) -> list[list[float]]:

@@ -22,10 +22,15 @@ class WholeEpisode:
         episode: The SingleAgentEpisode.
         module_id: RLModule that gets its rows; None: as recorded.
         success: Whether it solved its task; None: as recorded.
+        rewards: What is learned of each turn in the rewards' place; None: they. [H]
     """
 
     def __init__(
-        self, episode: Any, module_id: str | None = None, success: bool | None = None
+        self,
+        episode: Any,
+        module_id: str | None = None,
+        success: bool | None = None,
+        rewards: np.ndarray | None = None,
     ) -> None:
         self._episode, data = episode, episode_data(episode)
         data = dataclasses.replace(
@@ -35,7 +40,8 @@ class WholeEpisode:
             success=data.success if success is None else success,
             is_annotated=False,
         )
-        self._rewards = np.array(episode.get_rewards(), np.float64)
+        given = episode.get_rewards() if rewards is None else rewards
+        self._rewards = np.array(given, np.float64)
         self.custom_data = {**episode.custom_data, columns.EPISODE_DATA: data}
         self.id_ = episode.id_
         self.module_id = module_id or episode.module_id
