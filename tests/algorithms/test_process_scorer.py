@@ -76,7 +76,7 @@ def test_tasks_do_not_share_turns():
     ]
     assert process_labels(TurnTable(rows), "soft").tolist() == [1, 1, 0, 0]
     assert process_labels(TurnTable([]), "soft").shape == (0,)
-    with pytest.raises(ValueError, match="kind='x'"):
+    with pytest.raises(ValueError, match="kind is 'x'"):
         process_labels(TurnTable(rows), "x")
 
 
@@ -111,12 +111,15 @@ def test_it_learns_which_turns_lead_to_success():
     config = forked_config(lr=1e-2, num_epochs=20)
     learner = make_learner(config)
     episodes = leaves()
-    labels = [[1.0, 1.0, 0.0] if i % 2 else [0.0, 1.0, 1.0] for i in range(5)]
+    for number, episode in enumerate(episodes):
+        episode_data(episode).success = number == 4  # a tree of its own
+    sampled = SampledEpisodes(episodes).table()
+    labels = sampled.split(process_labels(sampled, "soft"))
     units = [
-        WholeEpisode(episode, SCORER_MODULE, rewards=np.array(of_turns))
+        WholeEpisode(episode, SCORER_MODULE, rewards=of_turns)
         for episode, of_turns in zip(episodes, labels, strict=True)
     ]
-    results = [learner.update_scorer(units, i) for i in range(3)]
+    results = [learner.update_scorer(units, i) for i in range(6)]
     assert results[-1]["outcome_accuracy"] > 0.8
     assert results[-1]["score_loss"] < 0.5 * results[0]["score_loss"]
     # Read as rewards: by how much a turn raises the chance of success.
