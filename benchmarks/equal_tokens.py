@@ -1,7 +1,7 @@
 """Scorers and replay beside plain GRPO and PPO at equal sampled tokens.
 
 Run:     python benchmarks/equal_tokens.py late search --seeds 0 1 2
-Table:   python benchmarks/equal_tokens.py --table
+Table:   python benchmarks/equal_tokens.py --table (intervals over seeds, Student's t)
 Writes:  benchmarks/results/equal_tokens/<task>_<arm>_seed<n>.json, one per run.
 
 The arms of a task begin with the same model and sample until they have the task's
@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from examples import evaluate
-from learning_curves import by_seed
+from learning_curves import by_seed, with_interval
 
 from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.recipes import load_recipe
@@ -170,7 +170,7 @@ def table(task: str) -> None:
     }
     print(
         "| arm | before | after a quarter | half | all | mean over tokens "
-        "| minus GRPO, by seed | tokens | CPU min |\n|" + 9 * "---|"
+        "| minus GRPO, by seed | its mean (95 %) | tokens | CPU min |\n|" + 10 * "---|"
     )
     plain = {r["seed"]: mean_success(r) for r in found["grpo"]}
     for arm, records in found.items():
@@ -188,6 +188,7 @@ def table(task: str) -> None:
         print(
             f"| {arm} | {' | '.join(cells)} | {by_seed(means)} "
             f"| {', '.join(f'{gain:+.2f}' for gain in gains)} "
+            f"| {with_interval(gains)} "
             f"| {statistics.median(r['curve'][-1]['tokens'] for r in records):,.0f} "
             f"| {statistics.median(r['cpu_min'] for r in records):.1f} |"
         )

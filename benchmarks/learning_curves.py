@@ -221,5 +221,18 @@ def by_seed(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({every})"
 
 
+def with_interval(values: list[float], sign: str = "+") -> str:
+    """Return the mean, and its 95 % interval over seeds (Student's t)."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:{sign}.2f}"
+    from scipy import stats
+
+    error = statistics.stdev(values) / len(values) ** 0.5
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * error
+    low, high = mean - half, mean + half
+    return f"{mean:{sign}.2f} ({low:{sign}.2f} to {high:{sign}.2f})"
+
+
 if __name__ == "__main__":
     main()

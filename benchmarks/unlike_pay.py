@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from learning_curves import with_interval
 
 from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig
 from rllib_llm.cli.session import quiet_loggers
@@ -117,10 +118,10 @@ def path_of(method: str, seed: int) -> Path:
 def print_table() -> None:
     """Print one row per method, mean and range over seeds."""
     print(
-        "| method | seeds | success before | after | honesty | trust "
-        "| return of the scout | sampled tokens | CPU min |"
+        "| method | seeds | success before | after | 95 % interval of its mean "
+        "| honesty | trust | return of the scout | sampled tokens | CPU min |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for method in METHODS:
         paths = [path for seed in range(9) if (path := path_of(method, seed)).is_file()]
         runs = [json.loads(path.read_text()) for path in paths]
@@ -128,7 +129,10 @@ def print_table() -> None:
             continue
         cells = [method, str(len(runs)), spread([r["before"]["success"] for r in runs])]
         for key in ("success", "honesty", "trust", "scout_0"):
-            cells.append(spread([r["after"][key] for r in runs]))
+            values = [r["after"][key] for r in runs]
+            cells.append(spread(values))
+            if key == "success":
+                cells.append(with_interval(values, sign="").partition(" (")[2][:-1])
         cells.append(f"{statistics.mean(r['tokens'] for r in runs):,.0f}")
         cells.append(f"{statistics.mean(r['cpu_minutes'] for r in runs):.1f}")
         print(f"| {' | '.join(cells)} |")
