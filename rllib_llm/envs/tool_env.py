@@ -74,8 +74,8 @@ class ToolEnv(TextEnv):
         self._of_turn: list[Result] = []
         prompt, info = super().reset(seed=seed, options=options)
         # After start(), which may set the episode's tools.
-        own = self.tools if isinstance(self.tools, list | tuple) else [self.tools]
-        sources = [*own, *self.more_tools]
+        listed = self.tools if isinstance(self.tools, list | tuple) else [self.tools]
+        sources = [*listed, *self.more_tools]
         self._has_tools = bool(sources)
         if not self._has_tools:
             return prompt, info
