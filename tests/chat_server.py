@@ -7,11 +7,18 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+USAGE = {"prompt_tokens": 1, "completion_tokens": 3, "total_tokens": 4}
+
 
 class ChatServer:
-    """An API whose replies are those of a function of the request."""
+    """An API whose replies are those of a function of the request.
 
-    def __init__(self, reply):
+    Args:
+        reply: Returns the status and the text of a reply.
+        usage: Counts of tokens that every reply reports; None: none.
+    """
+
+    def __init__(self, reply, usage=USAGE):
         self.requests, lock = [], threading.Lock()
         server = self
 
@@ -33,11 +40,7 @@ class ChatServer:
                             "message": {"role": "assistant", "content": text},
                         }
                     ],
-                    "usage": {
-                        "prompt_tokens": 1,
-                        "completion_tokens": 3,
-                        "total_tokens": 4,
-                    },
+                    "usage": usage,
                 }
                 data = json.dumps(answer if status == 200 else {"error": text}).encode()
                 self.send_response(status)

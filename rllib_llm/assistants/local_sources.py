@@ -68,11 +68,11 @@ def api_answers(model: ApiModel, questions: Sequence[Question]) -> list[Answer]:
 
     def ask(question: Question) -> Answer:
         try:
-            text, tokens = model.reply(question.messages)
+            reply = model.reply(question.messages)
         except TimeoutError as error:
             logger.warning("A question was not answered in time: %s", error)
             return Answer(None)
-        return Answer(text, tokens)
+        return Answer(reply.text, reply.sampled_tokens, reply.prompt_tokens)
 
     with ThreadPoolExecutor(model.settings.concurrency) as threads:
         try:

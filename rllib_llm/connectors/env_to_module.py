@@ -16,7 +16,7 @@ from rllib_llm.connectors.tool_prompts import later, opening
 from rllib_llm.data.edits import DELETED, delete_observations
 from rllib_llm.data.episode_data import EpisodeData, episode_data
 from rllib_llm.data.model_calls import MODEL_REQUEST
-from rllib_llm.data.types import Prompt
+from rllib_llm.data.types import Message, Prompt
 from rllib_llm.pictures.contract import stored
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class RenderChat(ConnectorV2):
         if data.messages:
             deleted = info.get(DELETED, ())
             delete_observations(data.messages, deleted)
-            data.messages += later(text, info, data.tools)
+            data.messages += _with_texts(later(text, info, data.tools), data, episode)
             if renderer is None:
                 return None
             if deleted:
@@ -199,3 +199,17 @@ class RenderChat(ConnectorV2):
                 limit,
             )
         return text[:max_chars]
+
+
+def _with_texts(
+    messages: list[Message], data: EpisodeData, episode: SingleAgentEpisode
+) -> list[Message]:
+    """Return the messages of a later observation, the first with added texts."""
+    if data.text_source is None:
+        return messages
+    shown = data.later_message(
+        messages[0]["content"],
+        [str(observation) for observation in episode.get_observations()],
+        [str(action) for action in episode.get_actions()],
+    )
+    return [{**messages[0], "content": shown}, *messages[1:]]

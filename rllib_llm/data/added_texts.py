@@ -1,7 +1,8 @@
-"""Texts added to the first message of an episode, before the environment's own."""
+"""Texts added to messages of an episode, before the environment's own."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -51,6 +52,22 @@ class TextSource(Protocol):
         ...
 
 
+class LaterTexts(abc.ABC):
+    """Base class of sources that add texts to later messages as well."""
+
+    @abc.abstractmethod
+    def texts_later(
+        self, observations: Sequence[str], replies: Sequence[str]
+    ) -> list[AddedText]:
+        """Return the texts before a later observation.
+
+        Args:
+            observations: The agent's observations so far, of which the last one is
+                shown next. [H + 1]
+            replies: Its replies so far. [H]
+        """
+
+
 @dataclasses.dataclass(frozen=True)
 class FixedTexts:
     """The same texts for all observations.
@@ -73,7 +90,7 @@ class FixedTexts:
 
 
 def with_texts(texts: Sequence[str], observation: str, heading: str = HEADING) -> str:
-    """Return a first message: the heading, one line for each text, the observation.
+    """Return a message: the heading, one line for each text, the observation.
 
     Without texts it is the observation alone.
     """

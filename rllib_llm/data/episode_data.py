@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
-from rllib_llm.data.added_texts import AddedText, TextSource, with_texts
+from rllib_llm.data.added_texts import (
+    AddedText,
+    LaterTexts,
+    TextSource,
+    with_texts,
+)
 from rllib_llm.data.model_calls import ModelRequest
 from rllib_llm.data.places import Path
 from rllib_llm.data.types import (
@@ -65,7 +70,7 @@ class EpisodeData:
         first_texts: First observation of every text agent, by AgentID; set on the
             episode that holds the task.
         agent_index: Number of the agent in its environment's declared order.
-        text_source: Source of texts before the first message; None once it is written.
+        text_source: Source of texts before messages; None once it is not needed.
         added_texts: Texts that it has added.
         system: System message that replaces the configured one and the environment's.
         messages: The conversation as text, for people and environments.
@@ -149,12 +154,32 @@ class EpisodeData:
 
     def first_message(self, observation: str) -> str:
         """Return the first observation with the texts of the agent's source."""
-        source, self.text_source = self.text_source, None  # it may be a whole bank
+        source = self.text_source
+        if not isinstance(source, LaterTexts):
+            self.text_source = None  # it may be a whole bank
         if source is None:
             return observation
         self.added_texts = tuple(source.texts_for(observation))
         texts = [added.text for added in self.added_texts]
         return with_texts(texts, observation, source.heading)
+
+    def later_message(
+        self, shown: str, observations: Sequence[str], replies: Sequence[str]
+    ) -> str:
+        """Return a later message with the texts of the agent's source.
+
+        Args:
+            shown: The message, of the last observation.
+            observations: The agent's observations so far. [H + 1]
+            replies: Its replies so far. [H]
+        """
+        source = self.text_source
+        if source is None:
+            return shown
+        assert isinstance(source, LaterTexts)  # first_message dropped others
+        added = source.texts_later(observations, replies)
+        self.added_texts += tuple(added)
+        return with_texts([each.text for each in added], shown, source.heading)
 
     @property
     def fork_turn(self) -> int:

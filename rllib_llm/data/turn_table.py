@@ -62,7 +62,7 @@ class Trajectory:
         path: Branches that sampled the turns; several if the episode is a fork.
         images: Digests of the pictures shown before each turn; empty if the
             environment shows none. [H]
-        added_texts: Texts before its first message.
+        added_texts: Texts that were added before its messages.
         added_numbers: Their numbers among the texts of their component.
     """
 

@@ -15,6 +15,9 @@ from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.envs.tool_env import ToolEnv
 from rllib_llm.envs.wrapped_tasks import task_class
+from rllib_llm.errors import ConfigError
+from rllib_llm.tools.formats import Call
+from rllib_llm.tools.tool_set import Result
 
 _BACK = re.compile(r"back(?:[ \t]+(\d{1,3}))?[.!]?", re.IGNORECASE)
 _STOP = "stop"
@@ -29,13 +32,26 @@ class _Turn:
 
     Attributes:
         state: Snapshot of the task before it.
-        text: Observation that it answered.
+        text: Observation that it answered, the results of tools as plain text.
         reward: Its reward.
     """
 
     state: bytes
     text: str
     reward: float
+
+
+def back(turns: int = 1) -> str:
+    """Undo your last turns; it must be the only call of its turn.
+
+    Args:
+        turns: Number of turns to undo.
+    """
+    # The environment reads the call itself where turns can be undone.
+    raise ValueError(
+        f"back({turns}) is not possible: it must be the only call of a turn, and "
+        "there must be uses left"
+    )
 
 
 @register_text_env("back-v0")
@@ -46,7 +62,7 @@ class Back(TextEnv):
     before its last K turns. The conversation goes on and keeps the turns that were
     undone; the reward of ``back`` cancels theirs. An end that the task counts as a
     failure can be undone as well: the agent reads it, and the episode ends if its next
-    turn is not ``back``.
+    turn is not ``back``. Where a task has tools, ``back`` is one of them.
     """
 
     max_turns = 24  # undone turns and uses of the tool count
@@ -73,7 +89,7 @@ class Back(TextEnv):
             uses: Number of times that the agent may undo turns; 0: the task alone.
             cost: Taken off the reward at each use, >= 0.
             thoughts: Whether ``back`` may stand alone on the last line of a longer
-                text.
+                text; not for tasks with tools, whose calls may follow any text.
         """
         self.uses_left = require_int("uses", uses, 0, _MANY)
         self.times_back = 0
@@ -84,25 +100,27 @@ class Back(TextEnv):
         self.earlier: list[_Turn] = []
         self._end: TurnResult | None = None
         self._task_info: dict[str, Any] = {}
-        self._used_back = False
+        self._back_info: dict[str, Any] | None = None
+        if isinstance(self.task, ToolEnv):
+            _check_thoughts(task, thoughts)
+            self.task.more_tools = [back] if uses else []
         seed = int(rng.integers(2**31))
-        self._text, _ = self.task.reset(seed=seed, options={"split": self.split})
-        if not uses:
-            return self._text
-        return (
-            f"{self._text}\nSay back to undo your last turn, back 2 for two turns, "
-            f"{_times(uses)} at most."
-            f"{_THOUGHTS if thoughts else ''}"
-        )
+        self._text, info = self.task.reset(seed=seed, options={"split": self.split})
+        self._tools = {k: info[k] for k in ("tools", "tool_format") if k in info}
+        return f"{self._text}{self._instruction(uses)}" if uses else self._text
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start an episode; info holds the ``tools`` of a task that has some."""
+        prompt, info = super().reset(seed=seed, options=options)
+        return prompt, {**info, **self._tools}
 
     def parse(self, completion: str) -> tuple[str, Any] | None:
         """Return ``("back", K)`` or ``("task", text)``; None if the task reads none."""
-        word = completion.strip()
-        if self.thoughts:
-            word = word.rpartition("\n")[2].strip()
-        match = _BACK.fullmatch(word)
-        if match and self.uses_left:
-            return "back", int(match[1] or 1)
+        count = self._count(completion) if self.uses_left else None
+        if count is not None:
+            return "back", count
         if self._end is not None:
             return _STOP, None
         return None if self.task.parse(completion) is None else ("task", completion)
@@ -110,45 +128,88 @@ class Back(TextEnv):
     def reply(self, action: tuple[str, Any]) -> TurnResult:
         """Undo turns, end the episode, or give the text to the task."""
         kind, content = action
-        self._used_back = kind == "back"
+        self._back_info = None
         if kind == "back":
-            return self._go_back(content)
+            return self._as_result(self._go_back(content))
         if self._end is not None:
             return dataclasses.replace(self._end, reward=0.0)
         return self._step(content)
 
     def expert_action(self, rng: np.random.Generator) -> str:
         """Undo a failed end; else act as the task's expert."""
-        return "back" if self._end is not None else self.task.expert_action(rng)
+        if self._end is not None:
+            return self._undo_text
+        return self.task.expert_action(rng)
 
     def random_action(self, rng: np.random.Generator) -> str:
         """Return a random action of the task, or ``back``."""
         if self._end is not None:
-            return ("back", _STOP)[int(rng.integers(2))]
+            return (self._undo_text, _STOP)[int(rng.integers(2))]
         if self.uses_left and self.earlier and rng.random() < _RANDOM_BACK:
-            return "back"
+            return self._undo_text
         return self.task.random_action(rng)
 
     def admissible_actions(self) -> list[str] | None:
         """Return the task's actions, and ``back`` if there is a turn to undo."""
         if self._end is not None:
-            return ["back", _STOP]
+            return [self._undo_text, _STOP]
         actions = self.task.admissible_actions()
         if actions is None or not (self.uses_left and self.earlier):
             return actions
-        return [*actions, "back"]
+        return [*actions, self._undo_text]
 
     def more_info(self) -> dict[str, Any]:
         """Return the task's information on its last turn; ``tool`` after ``back``."""
-        return {"tool": "back"} if self._used_back else self._task_info
+        return self._task_info if self._back_info is None else self._back_info
+
+    @property
+    def _undo_text(self) -> str:
+        """Text that undoes the last turn."""
+        if isinstance(self.task, ToolEnv):
+            return self.task.write_call("back")
+        return undo_text(1)
+
+    def _instruction(self, uses: int) -> str:
+        if isinstance(self.task, ToolEnv):
+            return f"\nCall back to undo your last turns, {_times(uses)} at most."
+        return (
+            f"\nSay back to undo your last turn, back 2 for two turns, {_times(uses)} "
+            f"at most.{_THOUGHTS if self.thoughts else ''}"
+        )
+
+    def _count(self, completion: str) -> int | None:
+        """Return the number of turns that a text undoes; None if it is the task's."""
+        if isinstance(self.task, ToolEnv):
+            calls = self.task.tool_set.parse(completion)
+            if len(calls) != 1 or calls[0].name != "back" or calls[0].problem:
+                return None
+            return int(calls[0].arguments.get("turns", 1))
+        word = completion.strip()
+        if self.thoughts:
+            word = word.rpartition("\n")[2].strip()
+        match = _BACK.fullmatch(word)
+        return int(match[1] or 1) if match else None
+
+    def _as_result(self, undone: TurnResult) -> TurnResult:
+        """Return the result of ``back``, for a task with tools as that of a tool."""
+        self._back_info = {"tool": "back"}
+        if not isinstance(self.task, ToolEnv):
+            return undone
+        text = undone.observation
+        if self._tools:  # a chat template may render it in its own role
+            self._back_info["tool_results"] = [{"name": "back", "content": text}]
+        shown = self.task.tool_set.results_text([Result(Call("back"), text)])
+        return dataclasses.replace(undone, observation=shown)
 
     def _step(self, text: str) -> TurnResult:
         state, answered = self.task.snapshot(), self._text
-        self._text, reward, terminated, truncated, info = self.task.step(text)
+        shown, reward, terminated, truncated, info = self.task.step(text)
         self.earlier.append(_Turn(state, answered, reward))
         self._task_info = {k: v for k, v in info.items() if k != "admissible_actions"}
+        results = info.get("tool_results") or []
+        self._text = "\n".join(r["content"] for r in results) if results else shown
         result = TurnResult(
-            self._text,
+            shown,
             reward,
             terminated,
             truncated,
@@ -157,12 +218,22 @@ class Back(TextEnv):
         )
         if (terminated or truncated) and info["success"] is False and self.uses_left:
             self._end = result
-            return TurnResult(
-                f"{self._text} Say back to undo it, or {_STOP}.",
-                reward,
-                metrics=result.metrics,
-            )
+            return self._undoable(result, results)
         return result
+
+    def _undoable(
+        self, result: TurnResult, results: list[dict[str, Any]]
+    ) -> TurnResult:
+        """Return a failed end that can be undone, and say so to the agent."""
+        choice = f" Say back to undo it, or {_STOP}."
+        if isinstance(self.task, ToolEnv):
+            choice = f" Call back to undo it, or say {_STOP}."
+        if results:
+            last = {**results[-1], "content": f"{results[-1]['content']}{choice}"}
+            self._task_info["tool_results"] = [*results[:-1], last]
+        return TurnResult(
+            f"{result.observation}{choice}", result.reward, metrics=result.metrics
+        )
 
     def _go_back(self, count: int) -> TurnResult:
         if not 1 <= count <= len(self.earlier):
@@ -192,10 +263,16 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
+def _check_thoughts(task: str, thoughts: bool) -> None:
+    if thoughts:
+        raise ConfigError(
+            f"thoughts=true has no effect on task={task!r}, whose calls of tools may "
+            "follow any text. Leave thoughts out."
+        )
+
+
 def _task_class(name: str) -> type[TextEnv]:
     problem = (
-        "is not a single-agent TextEnv that reads plain text. An environment with "
-        "schemas of tools would need `back` among them. Choose another one, e.g. "
-        "'frozen_lake-v0'."
+        "is not a single-agent TextEnv. Choose another one, e.g. 'frozen_lake-v0'."
     )
-    return task_class(name, TextEnv, problem, refused=(ToolEnv, Back))
+    return task_class(name, TextEnv, problem, refused=(Back,))

@@ -6,6 +6,7 @@ An author implements :meth:`TextEnv.start`, ``tools`` and :meth:`ToolEnv.judge`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rllib_llm.data.types import TurnResult
@@ -34,6 +35,7 @@ class ToolEnv(TextEnv):
         tools: Typed functions, objects whose public methods are tools, or classes of
             such, which are instantiated per episode; :meth:`start` may set it. Without
             tools, every text is an answer.
+        more_tools: Tools that an environment around the task adds to them.
         tool_format: ``"auto"``, ``"hermes"``, ``"llama3"`` or ``"tags"``; an option of
             ``env_config``.
         max_calls: Maximum number of calls per turn that are run.
@@ -42,6 +44,7 @@ class ToolEnv(TextEnv):
     """
 
     tools: Any = ()
+    more_tools: Sequence[Any] = ()
     tool_format: str = "auto"
     max_calls: int = 8
     max_result_chars: int = 2000
@@ -71,11 +74,13 @@ class ToolEnv(TextEnv):
         self._of_turn: list[Result] = []
         prompt, info = super().reset(seed=seed, options=options)
         # After start(), which may set the episode's tools.
-        self._has_tools = self.tools not in ((), [])
+        listed = self.tools if isinstance(self.tools, list | tuple) else [self.tools]
+        sources = [*listed, *self.more_tools]
+        self._has_tools = bool(sources)
         if not self._has_tools:
             return prompt, info
         self.tool_set = ToolSet(
-            self.tools,
+            sources,
             tool_format=self.tool_format,
             max_calls=self.max_calls,
             max_result_chars=self.max_result_chars,

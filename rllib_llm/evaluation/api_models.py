@@ -54,6 +54,21 @@ class ApiSettings:
     timeout_s: float = 120.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ApiReply:
+    """A model's message, with the API's counts of tokens; 0 if it reports none.
+
+    Attributes:
+        text: The message.
+        sampled_tokens: Tokens of the message.
+        prompt_tokens: Tokens of the conversation before it.
+    """
+
+    text: str
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+
+
 class ApiModel:
     """Client of a model; safe in threads.
 
@@ -84,8 +99,8 @@ class ApiModel:
             max_retries=_RETRIES,
         )
 
-    def reply(self, messages: Sequence[Message]) -> tuple[str, int]:
-        """Return the model's next message, and the number of its tokens.
+    def reply(self, messages: Sequence[Message]) -> ApiReply:
+        """Return the model's next message.
 
         Raises:
             ApiError: The API does not answer, refuses access or lacks the model.
@@ -109,8 +124,11 @@ class ApiModel:
             ) from error
         if not answer.choices:
             raise ApiError(f"api={settings.url!r} answered without a message.")
-        tokens = answer.usage.completion_tokens if answer.usage else 0
-        return answer.choices[0].message.content or "", tokens
+        text, usage = answer.choices[0].message.content or "", answer.usage
+        if usage is None:
+            return ApiReply(text)
+        # The client takes the server's words for it: a count may be missing.
+        return ApiReply(text, usage.completion_tokens or 0, usage.prompt_tokens or 0)
 
 
 def evaluate_api(
@@ -214,9 +232,10 @@ def _play(envs: _EnvPerThread, model: ApiModel, number: int, task: Task) -> Outc
                     game.infos.get(agent) or {},
                     system.get(agent),
                 )
-                actions[agent], count = model.reply(messages)
-                messages.append({"role": "assistant", "content": actions[agent]})
-                tokens += count
+                reply = model.reply(messages)
+                actions[agent] = reply.text
+                messages.append({"role": "assistant", "content": reply.text})
+                tokens += reply.sampled_tokens
             game.step(actions)
             if not game.is_over and game.turn == task.max_turns:
                 game.stop_reason = StopReason.MAX_TURNS

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import string
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from rllib_llm.assistants.questions import transcript
 from rllib_llm.components.registry import component
-from rllib_llm.data.added_texts import HEADING
+from rllib_llm.data.added_texts import HEADING, TextSource
 from rllib_llm.data.turn_table import Trajectory, TurnTable
 from rllib_llm.data.types import Task
 from rllib_llm.prompt_texts.asked import (
@@ -20,6 +20,7 @@ from rllib_llm.prompt_texts.asked import (
     one_line,
 )
 from rllib_llm.prompt_texts.bank import Bank, BankView, Retrieval
+from rllib_llm.prompt_texts.episode_memory import EpisodeMemory, text_fields
 
 _FIELDS = ("task", "observation", "reply", "transcript", "return")
 
@@ -40,7 +41,10 @@ class Memory:
             ``{transcript}`` and ``{return}``. None: "{task} {reply}".
         learn_from: Episodes that write: "solved", "failed" or "all".
         scope: "run": all episodes read all texts. "task": those of their own task,
-            which must come again (curriculum ``failed``, or few tasks).
+            which must come again (curriculum ``failed``, or few tasks). "episode":
+            every turn writes, and later turns of the same episode read; ``text`` is
+            then "{observation} {reply}" unless it is given, and newer texts replace
+            similar ones.
         top_k: Most texts of an episode, >= 1.
         least_similarity: Similarity of an episode's first observation and a text's,
             above which it is read, in [0, 1).
@@ -62,7 +66,7 @@ class Memory:
         of: str | None = None,
         text: str | None = None,
         learn_from: Literal["solved", "failed", "all"] = "solved",
-        scope: Literal["run", "task"] = "run",
+        scope: Literal["run", "task", "episode"] = "run",
         top_k: int = 3,
         least_similarity: float = 0.0,
         reward_weight: float = 0.5,
@@ -88,7 +92,7 @@ class Memory:
                 f"{similar} in (0, 1] or None. Use 0.0 and 0.95."
             )
         self.of, self.learn_from, self.scope = of, learn_from, scope
-        self.text = _template(text, of)
+        self.text = _template(text, of, scope)
         self.drop_below, self.drop_after = drop_below, drop_after
         self.max_chars = max_chars
         self.bank = Bank(capacity, similar)
@@ -102,9 +106,24 @@ class Memory:
             agents=agents_setting(agents),
         )
         self._views: dict[str, BankView] = {}  # of this iteration, by scope
+        self._of_episodes: EpisodeMemory | None = None
+        if scope == "episode":
+            _check_without_effect(
+                of=(of, None),
+                learn_from=(learn_from, "solved"),
+                reward_weight=(reward_weight, 0.5),
+                drop_below=(drop_below, None),
+                drop_after=(drop_after, 5),
+            )
+            by_similarity = dataclasses.replace(self.retrieval, reward_weight=0.0)
+            self._of_episodes = EpisodeMemory(
+                self.text, max_chars, capacity, similar, by_similarity
+            )
 
     def assign(self, task: Task, iteration: int) -> Task:
         """Return the task with the bank as it is now."""
+        if self._of_episodes is not None:
+            return task.with_texts(self._of_episodes)
         return task.with_texts(self._view(self._scope(task)))
 
     def asked(self, table: TurnTable) -> list[Asked]:
@@ -117,6 +136,8 @@ class Memory:
         self, table: TurnTable, answers: Sequence[str | None]
     ) -> dict[str, float]:
         """Credit the texts that were read, write new ones, delete bad ones."""
+        if self._of_episodes is not None:
+            return _readers(table)
         self._views.clear()
         for trajectory in in_task_order(table):
             self.bank.read(trajectory.added_numbers, trajectory.episode_return)
@@ -140,8 +161,10 @@ class Memory:
             **_readers(table),
         }
 
-    def shared(self) -> BankView | None:
-        """Return the bank; None if texts belong to tasks."""
+    def shared(self) -> TextSource | None:
+        """Return the bank, or the memory of episodes; None if texts belong to tasks."""
+        if self._of_episodes is not None:
+            return self._of_episodes
         return self._view("") if self.scope == "run" else None
 
     def get_state(self) -> dict[str, Any]:
@@ -181,15 +204,10 @@ class Memory:
         return tuple(e.text for e in self.bank.entries if e.scope == scope)
 
     def _rule_text(self, trajectory: Trajectory) -> str:
-        observations, replies = trajectory.observations, trajectory.completions
-        fields = {
-            "task": observations[0],
-            "observation": observations[-1],
-            "reply": replies[-1],
-            "transcript": transcript(observations, replies),
-            "return": f"{trajectory.episode_return:g}",
-        }
-        return self.text.format(**fields)
+        fields = text_fields(trajectory.observations, trajectory.completions)
+        return self.text.format(
+            **fields, **{"return": f"{trajectory.episode_return:g}"}
+        )
 
     def _bad_numbers(self) -> list[int]:
         """Return the numbers of entries that were read enough and gave too little."""
@@ -216,9 +234,27 @@ def _readers(table: TurnTable) -> dict[str, float]:
     return shares
 
 
-def _template(text: str | None, of: str | None) -> str:
+def _check_without_effect(**given: tuple[Any, Any]) -> None:
+    """Check that settings have their defaults, which ``scope="episode"`` ignores.
+
+    Args:
+        given: Value and default of each.
+
+    Raises:
+        ValueError: If one has another value.
+    """
+    for name, (value, default) in given.items():
+        if value != default:
+            raise ValueError(
+                f"{name}={value!r} has no effect with scope='episode', in which every "
+                f"turn writes before the return is known. Leave {name} out."
+            )
+
+
+def _template(text: str | None, of: str | None, scope: str) -> str:
+    in_episode = scope == "episode"
     if text is None:
-        return "{task} {reply}"
+        return "{observation} {reply}" if in_episode else "{task} {reply}"
     if of is not None:
         raise ValueError(
             f"text={text!r} has no effect, because the assistant {of!r} writes the "
@@ -228,10 +264,12 @@ def _template(text: str | None, of: str | None) -> str:
         named = {name for _, name, _, _ in string.Formatter().parse(text)} - {None}
     except ValueError as error:
         raise ValueError(f"text: {error}. Write a brace as two, '{{{{'.") from error
-    unknown = sorted(str(name) for name in named if name not in _FIELDS)
+    # The return is known when an episode has ended.
+    fields = [name for name in _FIELDS if not (in_episode and name == "return")]
+    unknown = sorted(str(name) for name in named if name not in fields)
     if unknown or not named:
         raise ValueError(
-            f"text={text!r} must have placeholders of {', '.join(_FIELDS)}"
+            f"text={text!r} must have placeholders of {', '.join(fields)}"
             f"{', not ' * bool(unknown)}{', '.join(unknown)}. Use e.g. '{{task}} "
             "{reply}'."
         )

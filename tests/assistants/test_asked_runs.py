@@ -361,6 +361,7 @@ def test_an_api_is_asked(url):
     assert (request["max_tokens"], request["temperature"]) == (5, 0.0)
     counts = asked(algo)
     assert (int(counts["sampled_tokens"]), int(counts["num_unreadable"])) == (24, 0)
+    assert int(counts["prompt_tokens"]) == 7 * 8
     algo.stop()
 
 

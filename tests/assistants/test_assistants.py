@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from assistant_helpers import API, OWN, SCRIPT, YES_NO, assistant, trajectories
+from chat_server import ChatServer
 
 from rllib_llm.assistants.answers import reduced, value_of
+from rllib_llm.assistants.local_sources import api_answers, api_model
 from rllib_llm.assistants.questions import questions_about
 from rllib_llm.assistants.settings import PRIVILEGED_FIELDS, read_assistant
 from rllib_llm.components.registry import bind
@@ -168,6 +170,30 @@ def test_errors_by_text_are_the_same_for_the_same_texts():
 def test_only_privileged_assistants_know_the_outcome():
     with pytest.raises(ConfigError, match="privileged"):
         outcome(asked(trajectories()[0])[0])
+
+
+# APIs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        ({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}, (3, 7)),
+        ({"completion_tokens": 3}, (3, 0)),
+        (None, (0, 0)),
+    ],
+)
+def test_tokens_are_those_that_an_api_reports(usage, counts):
+    pytest.importorskip("openai")
+    server = ChatServer(lambda body: (200, "yes"), usage)
+    of = assistant(**{**API, "api": {"url": server.url, "model": "m"}})
+    questions = [q for each in trajectories()[:2] for q in questions_about(of, each)]
+    answers = api_answers(api_model(of), questions)
+    server.close()
+    assert len(server.requests) == len(answers) == 2
+    for answer in answers:
+        assert (answer.sampled_tokens, answer.prompt_tokens) == counts
+        assert answer.text == "yes"
 
 
 # The reward and the filter ----------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 from rllib_llm.data.types import TurnResult
 from rllib_llm.envs import TextEnv, back, make_env
 from rllib_llm.envs.frozen_lake import FrozenLake
+from rllib_llm.envs.tool_env import ToolEnv
 from rllib_llm.envs.transcript import expert_policy, play
 from rllib_llm.errors import ConfigError
 
@@ -170,7 +171,7 @@ def test_the_expert_falls_by_mistake_and_undoes_it():
     "options, message",
     [
         ({"task": "team-v0"}, "task='team-v0' is not a single-agent TextEnv"),
-        ({"task": "service_desk-v0"}, "would need `back` among them"),
+        ({"task": "service_desk-v0", "thoughts": True}, "thoughts=true has no effect"),
         ({"task": "back-v0"}, "task='back-v0' is not"),
         ({"uses": -1}, "uses=-1 must be an int from 0"),
         ({"cost": -0.5}, "cost=-0.5 must be a number from 0"),
@@ -179,3 +180,127 @@ def test_the_expert_falls_by_mistake_and_undoes_it():
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         make_env("back-v0", options).reset(seed=0)
+
+
+# Tasks with tools ---------------------------------------------------------------------
+
+
+class Till:
+    """Tools with a state, which `back` must restore."""
+
+    def __init__(self):
+        self.total = 0
+
+    def pay(self, coins: int) -> str:
+        """Put coins into the till.
+
+        Args:
+            coins: Number of coins.
+        """
+        self.total += coins
+        return f"{self.total} coins."
+
+
+class Paying(ToolEnv):
+    """The answer must be the number of coins in the till, at least 3."""
+
+    max_turns = 4
+
+    def start(self, rng):
+        self.till = Till()
+        self.tools = [self.till]
+        return "Pay 3 coins."
+
+    def judge(self, answer):
+        return float(answer == str(self.till.total) and self.till.total == 3)
+
+    def expert_action(self, rng):
+        if self.till.total < 3:
+            return self.write_call("pay", coins=1)
+        return str(self.till.total)
+
+
+@pytest.fixture
+def paying(monkeypatch):
+    def make(tool_format="auto", **options):
+        task_config = {"tool_format": tool_format}
+        env = make_env("back-v0", {"task_config": task_config, **options})
+        return env, *env.reset(seed=3)
+
+    monkeypatch.setattr(back, "_task_class", lambda name: Paying)
+    return make
+
+
+def call(env, name, **arguments):
+    return env.step(env.task.write_call(name, **arguments))
+
+
+@pytest.mark.parametrize("tool_format", ["auto", "tags"])
+def test_back_is_a_tool_among_those_of_the_task(paying, tool_format):
+    env, opening, info = paying(tool_format)
+    assert "Call back to undo your last turns, 3 times at most." in opening
+    named = [tool["function"]["name"] for tool in info.get("tools", [])]
+    assert sorted(named) == ([] if tool_format == "tags" else ["back", "pay"])
+    assert ("<back>" in opening) == (tool_format == "tags")
+    call(env, "pay", coins=2)
+    assert "7 coins." in call(env, "pay", coins=5)[0]
+    shown, reward, ended, _, info = call(env, "back")
+    text = "Undone, 2 times left.\n"
+    assert text in shown and shown.count("2 coins.") == 1 and reward == 0 and not ended
+    assert info["tool"] == "back" and env.task.till.total == 2
+    if tool_format == "auto":  # as the results of tools that a template renders
+        (result,) = info["tool_results"]
+        assert result == {"name": "back", "content": f"{text}2 coins."}
+    else:
+        assert "tool_results" not in info
+    # The tools have the state of that turn as well.
+    assert "3 coins." in call(env, "pay", coins=1)[0]
+    assert "Pay 3 coins." in call(env, "back", turns=2)[0]
+    assert env.task.till.total == 0 and env.uses_left == 1
+
+
+def test_failed_answers_and_ends_by_calls_can_be_undone(paying):
+    env, *_ = paying()
+    call(env, "pay", coins=3)
+    wrong = env.step("4")
+    assert not wrong[2] and wrong[0].endswith("Call back to undo it, or say stop.")
+    expert = env.expert_action(np.random.default_rng(0))
+    assert expert == env.task.write_call("back")
+    assert not env.step(expert)[2] and env.task.till.total == 3
+    # Back alone is an answer: with tools it is no word of the environment.
+    assert env.step("back")[0].endswith("or say stop.")
+    call(env, "back", turns=1)
+    for _ in range(3):
+        last = call(env, "pay", coins=0)
+    choice = " Call back to undo it, or say stop."
+    assert not last[3] and last[0].endswith(choice)
+    (result,) = last[4]["tool_results"]
+    assert result["content"] == f"3 coins.{choice}"
+    call(env, "back")
+    won = env.step("3")
+    assert won[2] and won[4]["success"] is True and won[1] == 1.0
+
+
+def test_back_beside_other_calls_or_without_uses_is_an_error_of_the_tool(paying):
+    env, *_ = paying(uses=1)
+    both = [env.task.write_call("pay", coins=1), env.task.write_call("back")]
+    shown, *_, info = env.step("\n".join(both))
+    assert "must be the only call" in shown and env.task.till.total == 1
+    assert info["tool_error"] and env.uses_left == 1
+    call(env, "back")
+    assert env.task.till.total == 0 and env.uses_left == 0
+    call(env, "pay", coins=1)
+    assert "there must be uses left" in call(env, "back")[0]
+    # Arguments that cannot be read are a problem of the call.
+    env, *_ = paying()
+    assert call(env, "back", turns="x")[4]["invalid_action"]
+
+
+@pytest.mark.parametrize("uses", [0, 3])
+def test_the_expert_of_a_shipped_task_with_tools_succeeds(uses):
+    env = make_env("back-v0", {"task": "service_desk-v0", "uses": uses})
+    for seed in range(5):
+        transcript = play(env, seed, expert_policy)
+        assert transcript.success is True, str(transcript)
+    # Its tools are described in the first message.
+    assert ("<back>" in env.reset(seed=0)[0]) == bool(uses)

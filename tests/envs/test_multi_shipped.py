@@ -47,8 +47,8 @@ EXPERTS_EARN = {
 }
 OF_ANY_TEXT = ("meta_plan-v0", "team-v0")  # every text is a message
 HELD_OUT = [
-    *("half_grids-v0", "negotiation-v0", "path_checker-v0", "referential-v0"),
-    *("service_talk-v0", "simulated_search-v0"),
+    *("half_grids-v0", "memory_qa-v0", "negotiation-v0", "path_checker-v0"),
+    *("referential-v0", "service_talk-v0", "simulated_search-v0"),
 ]
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -111,7 +111,7 @@ def test_golden_dialogues(name):
 
 @pytest.mark.parametrize("name", HELD_OUT)
 def test_splits_are_disjoint_and_both_varied(name):
-    env = make_env(name)
+    env = make_env(name, {"held_out": True} if name == "memory_qa-v0" else None)
     instances = {}
     for split in ("train", "test"):
         seen = set()
@@ -124,6 +124,8 @@ def test_splits_are_disjoint_and_both_varied(name):
             elif name == "half_grids-v0":
                 halves = [env.halves[agent].tobytes() for agent in env.agents]
                 seen.add((env.question, *halves))
+            elif name == "memory_qa-v0":
+                seen.add((*env.sentences, env.person))
             elif name == "simulated_search-v0":
                 seen.add(env.fact.entity)
             elif name == "service_talk-v0":

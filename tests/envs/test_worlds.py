@@ -1,12 +1,32 @@
 """Text stand-ins of pictures and videos, and the task of judging."""
 
+import dataclasses
 import itertools
 
 import pytest
+from component_helpers import trajectory
 
+from rllib_llm.components.registry import bind
+from rllib_llm.data.turn_table import TurnTable
+from rllib_llm.data.types import Task
 from rllib_llm.envs import make_env
 from rllib_llm.envs.frames import overlap
 from rllib_llm.envs.geo import places
+from rllib_llm.envs.make import make_playable
+from rllib_llm.inference.game import Game
+
+WORLDS = [
+    "bandit-v0",
+    "canvas-v0",
+    "clinic-v0",
+    "frames-v0",
+    "geo-v0",
+    "judging-v0",
+    "layout-v0",
+    "memory_qa-v0",
+    "travel-v0",
+    "ui-v0",
+]
 
 
 def test_overlap_is_that_of_sets():
@@ -89,3 +109,35 @@ def test_the_wrong_answer_has_the_same_relation_and_either_letter():
         facts = env.world.facts.values()
         assert wrong in {f.value for f in facts if f.relation == fact.relation}
     assert 15 < choices.count("A") < 45
+
+
+def episode_of(name, task, kind):
+    """Return what an episode of scripted agents shows, and whether it is solved."""
+    game, shown = Game(make_playable(name, {}), task), []
+    while not game.is_over:
+        shown.append(game.observations)
+        game.step({agent: game.move(kind, agent) for agent in game.observations})
+    return [*shown, game.final_observation], game.success
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_failed_task_comes_again_as_it_was(name):
+    curriculum = bind("curriculum", {"name": "failed", "prob": 1.0}).call
+    tasks = [Task(g, 0, seed=g, options={"split": "train"}) for g in range(10)]
+    solved = [episode_of(name, task, "random")[1] for task in tasks]
+    rollouts = [
+        dataclasses.replace(trajectory(g, rewards=[float(success)]), task=task)
+        for g, (task, success) in enumerate(zip(tasks, solved, strict=True))
+    ]
+    curriculum.observe(TurnTable(rollouts))
+    failed = [task for task, won in zip(tasks, solved, strict=True) if not won]
+    assert failed
+    for number, task in enumerate(failed):
+        new = Task(100 + number, 0, seed=1000 + number, options={"split": "train"})
+        again = curriculum.assign(new, 1)
+        first, repeated, other = (
+            episode_of(name, each, "expert")[0] for each in (task, again, new)
+        )
+        assert repeated == first != other
+    # None is left: the next task is a new one.
+    assert curriculum.assign(new, 1) == new

@@ -217,6 +217,37 @@ def test_a_reflection_is_the_newest_text_of_the_task_and_knows_the_others():
     assert of.asked(table)[0].texts == ("up", "down")
 
 
+# One episode --------------------------------------------------------------------------
+
+
+def later(observations, replies, **settings):
+    source = memory(scope="episode", **settings).assign(Task(0, 0, 0), 0).prompt_text
+    assert source.texts_for(observations[0]) == []
+    return [added.text for added in source.texts_later(observations, replies)]
+
+
+def test_a_turn_reads_the_newest_texts_of_places_like_its_own():
+    observations = ["On ice", "On sand", "On ice", "On ice"]
+    replies = ["left", "up", "down"]
+    assert later(observations, replies, top_k=1) == ["On ice down"]
+    assert later(observations, replies) == ["On ice down", "On sand up"]
+    added = later(observations, replies, similar=None, least_similarity=0.9)
+    assert added == ["On ice down", "On ice left"]
+    # Of two texts the oldest goes; a text is cut, and may show the turns before it.
+    assert later(observations, replies, similar=None, capacity=1) == ["On ice down"]
+    text = "{task}: {transcript}"
+    (added,) = later(observations[:2], replies[:1], text=text, max_chars=30)
+    assert added == "On ice: Environment: On ice Ag"
+
+
+def test_an_episodes_memory_keeps_nothing():
+    of = memory(scope="episode")
+    numbers = of.observe(TurnTable([walked(0, "right", 1, read=[1])]), [])
+    assert numbers["reading_frac"] == 1.0 and numbers["success_rate_readers"] == 1.0
+    assert of.get_state() == {"entries": [], "next": 1}
+    assert of.shared() is of.assign(Task(0, 0, 0), 0).prompt_text
+
+
 def test_success_of_readers_is_counted_apart():
     of = memory(text="{reply}")
     of.observe(TurnTable([walked(0, "right", 1)]), [])
@@ -280,7 +311,13 @@ def test_other_agents_neither_write_nor_read():
         ({"text": "{task", "top_k": 1}, "brace"),
         ({"text": "{task}", "of": "writer"}, "no effect"),
         ({"agents": []}, "agents=\\[\\]"),
-        ({"scope": "episode"}, "scope"),
+        ({"scope": "turn"}, "scope"),
+        ({"scope": "episode", "of": "w"}, "of='w' has no effect"),
+        ({"scope": "episode", "learn_from": "failed"}, "learn_from='failed' has no"),
+        ({"scope": "episode", "reward_weight": 0.0}, "reward_weight=0.0 has no"),
+        ({"scope": "episode", "drop_below": 0.5}, "drop_below=0.5 has no effect"),
+        ({"scope": "episode", "drop_after": 2}, "drop_after=2 has no effect"),
+        ({"scope": "episode", "text": "{return}"}, "not return"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

@@ -8,8 +8,9 @@ import numpy as np
 
 from rllib_llm.data.text_operations import TextOperation, read_operations
 from rllib_llm.envs.multi_agent_env import MultiAgentTextEnv, Outcome
-from rllib_llm.envs.parsing import last_match, require_int
+from rllib_llm.envs.parsing import last_match, require_bool, require_int
 from rllib_llm.envs.registry import register_text_env
+from rllib_llm.envs.text_env import in_split
 
 MANAGER, ANSWERER = "manager_0", "answerer_0"
 PEOPLE = ("ann", "bob", "cleo", "dan", "eve")
@@ -46,6 +47,7 @@ class MemoryQA(MultiAgentTextEnv):
         changes: int = 1,
         chatter: int = 1,
         size: int = 3,
+        held_out: bool = False,
     ) -> None:
         """Draw what is heard, and the question.
 
@@ -55,11 +57,27 @@ class MemoryQA(MultiAgentTextEnv):
             changes: Number of facts that change, from 0 to ``facts``.
             chatter: Number of sentences that nobody asks about, from 0 to 3.
             size: Most texts of the memory, from 1 to 8; others are not added.
+            held_out: Whether the hash of what is heard and of the question decides the
+                split; otherwise both splits are drawn alike.
         """
-        people = rng.permutation(PEOPLE)[: require_int("facts", facts, 1, len(PEOPLE))]
+        require_int("facts", facts, 1, len(PEOPLE))
         require_int("changes", changes, 0, facts)
         require_int("chatter", chatter, 0, len(CHATTER))
         self.size = require_int("size", size, 1, 8)
+        require_bool("held_out", held_out)
+        while True:
+            self._draw(rng, facts, changes, chatter)
+            key = f"{self.sentences} {self.person}"
+            if not held_out or in_split(key, self.split):
+                break
+        self.memory: list[str] = []
+        self.counts = {"add": 0, "update": 0, "delete": 0}
+
+    def _draw(
+        self, rng: np.random.Generator, facts: int, changes: int, chatter: int
+    ) -> None:
+        """Draw the sentences and the person of the question."""
+        people = rng.permutation(PEOPLE)[:facts]
         things = rng.permutation(THINGS)
         first = [(str(p), str(t)) for p, t in zip(people, things, strict=False)]
         later = [(str(p), str(rng.choice(things[facts:]))) for p in people[:changes]]
@@ -68,8 +86,6 @@ class MemoryQA(MultiAgentTextEnv):
             sentences.insert(int(rng.integers(len(sentences) + 1)), str(text))
         self.sentences, self.likes = sentences, dict([*first, *later])
         self.person = str(rng.choice(people))
-        self.memory: list[str] = []
-        self.counts = {"add": 0, "update": 0, "delete": 0}
 
     def next_agent(self) -> str:
         """Return the manager while there is something to hear."""

@@ -71,8 +71,39 @@ def test_words_that_are_no_operation_are_invalid():
     assert np.isclose(sum(reward for _, reward in step.rewards), 0.0)
 
 
+def drawn(seed, split, **options):
+    env = make_env("memory_qa-v0", options)
+    env.reset(seed=seed, options={"split": split})
+    return (*env.sentences, env.person)
+
+
+def test_splits_are_alike_unless_some_instances_are_held_out():
+    seeds = range(60)
+    alike = [[drawn(s, split) for s in seeds] for split in ("train", "test")]
+    apart = [
+        [drawn(s, split, held_out=True) for s in seeds] for split in ("train", "test")
+    ]
+    assert alike[0] == alike[1]
+    # Those whose hash is of the split stay as they are.
+    assert 0.7 < np.mean([a == b for a, b in zip(alike[0], apart[0], strict=True)]) < 1
+    assert not set(apart[0]) & set(apart[1])
+    # The smallest instances are 40; both splits have some.
+    few = {"facts": 1, "changes": 0, "chatter": 0, "held_out": True}
+    small = [
+        {drawn(s, split, **few) for s in range(300)} for split in ("train", "test")
+    ]
+    assert not small[0] & small[1] and sum(map(len, small)) == 40 and all(small)
+
+
 @pytest.mark.parametrize(
-    "options", [{"facts": 6}, {"facts": 1, "changes": 2}, {"size": 0}, {"chatter": 4}]
+    "options",
+    [
+        {"facts": 6},
+        {"facts": 1, "changes": 2},
+        {"size": 0},
+        {"chatter": 4},
+        {"held_out": 1},
+    ],
 )
 def test_bad_options_are_refused(options):
     with pytest.raises(ConfigError, match=list(options)[-1]):
