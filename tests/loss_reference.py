@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import torch
 
+from rllib_llm.losses.action_distillation import ActionProbs
 from rllib_llm.losses.token_batch import TokenBatch, rank_from_top
 
 
@@ -42,9 +43,26 @@ def make_batch(seed=0, rows=5, width=7, *, spread=0.3, masked=False, junk=None):
         success_share=0.4,
         entropy_rank=rank_from_top(entropy.detach(), mask),
         covariance_rank=rank_from_top(advantages, mask),
+        actions=choices(columns, mask),
         update=7,
         seed=3,
     ), columns
+
+
+def choices(columns, mask):
+    """Return three actions at every trained token; the first has its log-probability
+    as its score."""
+    rows, cols = mask.nonzero(as_tuple=True)
+
+    def logps(name):
+        first = columns[name][rows, cols]
+        return torch.stack([first, first * 0 - 0.4, first * 0 - 0.9], -1).log_softmax(
+            -1
+        )
+
+    expert = torch.tensor([0.25, 0.75, 0.0], dtype=torch.float64).log()
+    expert = expert.expand(len(rows), 3)
+    return ActionProbs(logps("logp"), rows, cols, logps("ref_logp"), expert)
 
 
 def tokens(batch):

@@ -92,6 +92,11 @@ def learner_pipeline(
             values=[] if critic or not config.use_critic else configs,
             critic=critic,
             references=[m for m, c in configs.items() if c.uses_reference],
+            choice_references=[
+                m
+                for m, c in configs.items()
+                if c.components_need("actions") and c.components_need("reference")
+            ],
             entropies=[m for m, c in configs.items() if c.components_need("scores")],
             max_tokens=config.micro_batch_tokens,
             packing=config.packing,
@@ -127,6 +132,7 @@ def row_settings(config: LLMConfig) -> RowSettings:
         pattern_mask=None if pattern is None else PatternMask(pattern, tokenizer),
         pictures=config.chat_renderer().pictures,
         action_labels=config.action_labels,
+        expert_probs=config.components_need("expert"),
     )
 
 

@@ -32,6 +32,8 @@ VALUE_WEIGHTS = "value_weights"  # value loss weights; only with values per turn
 CHOICE_STARTS = "choice_starts"  # column where its turn's action starts, or -1 [B, T]
 CANDIDATES = "candidates"  # number of the token's action; 0: taken, -1: none [B, T]
 SCORE_WEIGHTS = "score_weights"  # of its log-probability in that action's score [B, T]
+EXPERT_PROBS = "expert_probs"  # of the action that begins here, else 0 [B, T]
+REF_CHOICE_LOGPS = "ref_choice_logps"  # likewise its log-probability, reference [B, T]
 ACTION_LABELS = "action_labels"  # label of its turn's parsed action, else -1 [B, T]
 CAUSAL_WEIGHTS = "causal_weights"  # by effect on the parsed action, in [0, 1] [B, T]
 SUCCESS = "success"  # 1 if the episode solved its task, 0 if not, else NaN [B]
@@ -45,6 +47,7 @@ ALLOWED_TOKENS = (
 SUCCESS_SHARE = "success_share"  # solved episodes' share of trained tokens [B], equal
 
 SCORES = "scores"  # of a reward model, at the ends of turns [M]
+CHOICE_LOGPS = "choice_logps"  # of all admissible actions of trained turns [M, K]
 QF_PREDS = "qf_preds"  # RLlib's name: of a turn critic, per turn [C, M]
 PREDICTED_VALUES = "predicted_values"  # of RLlib's loss, at trained tokens [N]
 PACKED_ROWS = "packed_rows"  # of a micro-batch whose rows are packed: a PackedRows

@@ -159,7 +159,8 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         del fields["allowed"]
     fields["finish"] = str(turn.finish)
     if turn.choice is not None:
-        fields["choice"] = [turn.choice.others, turn.choice.weights]
+        choice = turn.choice
+        fields["choice"] = [choice.others, choice.weights, choice.expert_probs]
     return fields
 
 

@@ -102,10 +102,13 @@ class Choice:
         others: Token ids of the actions not taken. int32, one array per action
         weights: Factor of the log-probabilities of an action's tokens in the action's
             score: first of the action taken, then of the others. float32 [K]
+        expert_probs: Probability of each action under the environment's expert, in the
+            same order; None: it reports none. float32 [K]
     """
 
     others: list[np.ndarray]
     weights: np.ndarray
+    expert_probs: np.ndarray | None = None
 
 
 @dataclasses.dataclass(slots=True)

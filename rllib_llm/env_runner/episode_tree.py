@@ -101,27 +101,36 @@ class GroupTrees:
         self._roots: dict[int, TreePlace] = {}
         self._paths: dict[int, list[TreeTurn]] = {}
 
-    def next_place(self, group: int) -> Place | None:
-        """Return the place at which a group's next episode begins; None: the prompt.
+    def next_place(self, group: int) -> tuple[Place | None, int]:
+        """Return where a group's next episodes begin, and how many.
 
         A simulation that ends in the tree samples nothing: it is counted, and the next
         one is tried. A tree that has nothing left to sample begins at the prompt again.
 
         Args:
             group: Id of the group.
+
+        Returns:
+            The place, None for the prompt, and 1.
         """
         root = self._roots.setdefault(group, TreePlace())
         for _ in range(MAX_REVISITS):
             path = self._rule.path(root)
             if not path or path[-1].after is not None:
                 self._paths[group] = path
-                return path[-1].data.place_after() if path else None
+                return (path[-1].data.place_after() if path else None), 1
             self._back_up(path)
         self._paths[group] = []
-        return None
+        return None, 1
 
-    def add(self, group: int, episode: Any) -> None:
-        """Add the episode that began at the place last chosen, or at the prompt."""
+    def add(self, group: int, recorder: Any) -> None:
+        """Add the episode that began at the place last chosen, or at the prompt.
+
+        Args:
+            group: Id of the group.
+            recorder: The finished episode's recorder.
+        """
+        episode = recorder.episode
         root = self._roots.setdefault(group, TreePlace())
         path = self._paths.pop(group, [])
         grown = (path[-1].after if path else None) or root

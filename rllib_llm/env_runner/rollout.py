@@ -6,13 +6,18 @@ import dataclasses
 import queue
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.types import StopPolicy, StopReason, Task
 from rllib_llm.env_runner.acting import Acting, Ready
+from rllib_llm.env_runner.best_paths import (
+    BestPaths,
+    chooses_among_finished,
+    chosen_places,
+)
 from rllib_llm.env_runner.env_worker import EnvReply, EnvWorker
 from rllib_llm.env_runner.episode_limits import RolloutLimits, exceeds
-from rllib_llm.env_runner.episode_tree import GroupTrees, TreeRule, chooses_in_tree
+from rllib_llm.env_runner.episode_tree import GroupTrees
 from rllib_llm.env_runner.forks import ForkRule, begin_path, plan_forks
 from rllib_llm.env_runner.monitor import RolloutMonitor
 from rllib_llm.env_runner.slots import ActionSource, Slot
@@ -135,7 +140,7 @@ class Rollout:
         self._acting.explore, self._paused = explore, None
         limits = self._limits
         self._tasks = TaskQueue(
-            tasks, limits.max_retries, max_failed_fraction, self._roots, self._trees()
+            tasks, limits.max_retries, max_failed_fraction, self._roots, self._places()
         )
         self._play_until(GroupsWanted(len(tasks)))
         return self._tasks.episodes
@@ -167,7 +172,7 @@ class Rollout:
                 limits.max_retries,
                 limits.max_failed_fraction,
                 self._roots,
-                self._trees(),
+                self._places(),
             )
         else:
             self.idle_s = time.perf_counter() - self._paused
@@ -275,7 +280,11 @@ class Rollout:
     def _step_env(self, slot: Slot) -> None:
         """Step the environment, because all agents have acted."""
         rule = self._fork_rule
-        if rule is not None and self._acting.explore and not chooses_in_tree(rule):
+        if (
+            rule is not None
+            and self._acting.explore
+            and not chooses_among_finished(rule)
+        ):
             plan_forks(slot, rule, self._tasks.budget(slot.task_index))
         # The environment is copied before the step only where episodes are forked.
         call = step_from_place if slot.num_forks else None
@@ -295,11 +304,11 @@ class Rollout:
             return None
         return self._fork_rule.roots
 
-    def _trees(self) -> GroupTrees | None:
-        """Return empty trees if the fork rule chooses places in them."""
-        if self._roots is None or not chooses_in_tree(self._fork_rule):
+    def _places(self) -> GroupTrees | BestPaths | None:
+        """Return what chooses places if the rule does so among finished episodes."""
+        if self._roots is None or not chooses_among_finished(self._fork_rule):
             return None
-        return GroupTrees(cast("TreeRule", self._fork_rule))
+        return chosen_places(self._fork_rule)
 
     # Environment replies -------------------------------------------------------------
 
@@ -392,7 +401,7 @@ class Rollout:
             )
             self._retry(slot, why)
             return
-        self._tasks.finish(slot.task_index, recorder.episode)
+        self._tasks.finish(slot.task_index, recorder.episode, recorder)
         self._on_event("on_episode_end", recorder.episode)
         self._free(slot)
 

@@ -13,7 +13,7 @@ from rllib_llm.connectors.chat import ChatRenderer
 from rllib_llm.connectors.learner.token_rows import Row, RowBuilder, pad_rows
 from rllib_llm.data.micro_batches import micro_batches
 from rllib_llm.data.types import Choice, FinishReason, Turn
-from rllib_llm.envs.admissible import admissible_actions
+from rllib_llm.envs.admissible import admissible_actions, expert_probs
 from rllib_llm.errors import EnvContractError
 from rllib_llm.modules.action_head import score_weight
 
@@ -130,6 +130,9 @@ class ActionScorer:
         # log-probability, so that the sum over tokens is right.
         logps = np.zeros(len(action), np.float32)
         logps[0] = logp
+        info, where = _last_info(agent_state)
+        probs = expert_probs(info, options, where)
+        weights_of = np.asarray(weights, np.float32)
         return Turn(
             prompt_ids=np.asarray(agent_state.data.due_prompt.ids, np.int32),
             extends=agent_state.data.due_prompt.extends,
@@ -138,7 +141,7 @@ class ActionScorer:
             finish=FinishReason.STOP,
             weights_seq_no=self.weights_seq_no,
             module_id=self.module_id,
-            choice=Choice(others, np.asarray(weights, np.float32)),
+            choice=Choice(others, weights_of, None if probs is None else probs[order]),
         )
 
     def _encode(self, text: str) -> np.ndarray:
@@ -159,7 +162,12 @@ class ActionScorer:
 
 
 def _actions(agent_state: AgentState) -> list[str]:
+    return admissible_actions(*_last_info(agent_state))
+
+
+def _last_info(agent_state: AgentState) -> tuple[dict[str, Any], str]:
+    """Return the info before the agent's turn, and where it is, for messages."""
     agent, turn = agent_state.agent_id, agent_state.data.num_turns
-    where = f"The environment of {agent!r} at turn {turn}"
     assert agent_state.episode is not None  # it has observed its prompt
-    return admissible_actions(agent_state.episode.get_infos(-1), where)
+    where = f"The environment of {agent!r} at turn {turn}"
+    return agent_state.episode.get_infos(-1), where

@@ -6,13 +6,14 @@ import dataclasses
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.data.types import StopReason, Task
 from rllib_llm.errors import EnvContractError
 
 if TYPE_CHECKING:
     from rllib_llm.data.places import Place
+    from rllib_llm.env_runner.best_paths import BestPaths
     from rllib_llm.env_runner.episode_tree import GroupTrees
     from rllib_llm.types import Episode
 
@@ -41,8 +42,8 @@ class TaskQueue:
         max_failed_fraction: Share of the tasks that may fail in the end.
         roots: Number of a group's tasks that begin at the prompt; the others wait until
             :meth:`fork` gives them a place. None: all.
-        trees: Choose the places of a group's later tasks, one after another; ``roots``
-            is 1. None: its episodes fork.
+        places: Choose the places of a group's later tasks, once the tasks that began
+            at the last one have ended. None: its episodes fork.
 
     Attributes:
         num_tasks: Number of tasks.
@@ -55,14 +56,16 @@ class TaskQueue:
         max_retries: int = 0,
         max_failed_fraction: float = 0.0,
         roots: int | None = None,
-        trees: GroupTrees | None = None,
+        places: GroupTrees | BestPaths | None = None,
     ) -> None:
         self.num_tasks = 0
         self.failures: list[tuple[Task, str]] = []
         self._max_retries = max_retries
         self._max_failed_fraction = max_failed_fraction
         self._waiting: deque[tuple[int, Task, int]] = deque()
-        self._roots, self._trees = roots, trees
+        self._roots, self._places = roots, places
+        # Indices of each group's tasks that run; kept only where places are chosen.
+        self._running: dict[int, set[int]] = {}
         # Tasks without a place, by the index of the task whose episode may fork them.
         self._reserves: dict[int, list[tuple[int, Task]]] = {}
         self._done: dict[int, Episode] = {}
@@ -83,6 +86,8 @@ class TaskQueue:
             roots = roots_of.setdefault(group, [])
             if self._roots is None or len(roots) < self._roots:
                 roots.append(index)
+                if self._places is not None:
+                    self._running.setdefault(group, set()).add(index)
                 self._waiting.append((index, task, 0))
             else:
                 # In turn, so that each root has the same share, whichever is first.
@@ -145,29 +150,45 @@ class TaskQueue:
 
     def _begin_reserve(self, index: int) -> None:
         """Let the tasks that an episode did not fork begin at the prompt."""
-        if self._trees is not None:
-            self._grow(index, self._trees)
+        if self._places is not None:
+            self._begin_next(index, self._places)
             return
         for fork, task in self._reserves.pop(index, ()):
             self._waiting.append((fork, task, 0))
 
-    def _grow(self, index: int, trees: GroupTrees) -> None:
-        """Let the next task of a group begin where its tree grows."""
+    def _begin_next(self, index: int, places: GroupTrees | BestPaths) -> None:
+        """Let the next tasks of a group begin, if those that run have ended."""
         group = self._groups[index]
-        if index in self._done:
-            trees.add(group, self._done[index])
-        reserve = self._reserves.pop(index, [])
-        if not reserve:
-            trees.end(group)
+        running, reserve = self._running[group], self._reserves.pop(index, [])
+        running.remove(index)
+        if running:
+            # The next place depends on all of them; the last one to end has the rest.
+            self._reserves.setdefault(min(running), []).extend(reserve)
             return
-        (fork, task), *left = reserve
-        place = trees.next_place(group)
-        self._reserves[fork] = left
-        self._waiting.appendleft((fork, dataclasses.replace(task, place=place), 0))
+        if not reserve:
+            places.end(group)
+            del self._running[group]
+            return
+        reserve.sort(key=lambda entry: entry[0])
+        place, count = places.next_place(group)
+        begun, left = reserve[:count], reserve[count:]
+        self._reserves[begun[0][0]] = left
+        running.update(fork for fork, _ in begun)
+        for fork, task in reversed(begun):
+            task = dataclasses.replace(task, place=place)
+            self._waiting.appendleft((fork, task, 0))
 
-    def finish(self, index: int, episode: Episode) -> None:
-        """Store the episode of a task."""
+    def finish(self, index: int, episode: Episode, recorder: Any = None) -> None:
+        """Store the episode of a task.
+
+        Args:
+            index: Index of the task.
+            episode: Its episode.
+            recorder: The episode's recorder, of which places are made.
+        """
         self._done[index] = episode
+        if self._places is not None:
+            self._places.add(self._groups[index], recorder)
         self._begin_reserve(index)
         self._end(self._groups[index])
 

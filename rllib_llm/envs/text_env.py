@@ -11,17 +11,20 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 
 from rllib_llm.data.types import StopReason, TurnResult
-from rllib_llm.envs.admissible import ADMISSIBLE
+from rllib_llm.envs.admissible import ADMISSIBLE, EXPERT_PROBS
 from rllib_llm.envs.env_options import EnvOptions, is_finite
+from rllib_llm.envs.parsing import require_bool
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import EnvContractError
 from rllib_llm.pictures.contract import IMAGES, check_images
+from rllib_llm.seeding import stable_seed
 
 
 class TextEnv(EnvOptions, gym.Env):
@@ -41,8 +44,9 @@ class TextEnv(EnvOptions, gym.Env):
     ``success`` is then None unless a turn sets it.
 
     Args:
-        env_config: Options of :meth:`start`, plus ``max_turns``, ``invalid_action``
-            and ``invalid_action_reward``.
+        env_config: Options of :meth:`start`, plus ``max_turns``, ``invalid_action``,
+            ``invalid_action_reward`` and ``report_expert``: whether ``info`` holds
+            :meth:`expert_probs`, which the loss term ``distill_actions`` reads.
 
     Raises:
         ConfigError: If an option does not exist or has a value out of range.
@@ -51,10 +55,15 @@ class TextEnv(EnvOptions, gym.Env):
     # True: some tasks show pictures, also if the first ones do not, so that a model of
     # text is refused before training.
     shows_pictures: bool = False
+    report_expert: bool = False
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    _BASE_OPTIONS: ClassVar[tuple[str, ...]] = (
+        *EnvOptions._BASE_OPTIONS,
+        "report_expert",
+    )
     # Attributes that belong to the instance, not to the episode: snapshots omit them.
     _KEPT: ClassVar[frozenset[str]] = frozenset(
-        {*EnvOptions._BASE_OPTIONS, "_options", "observation_space", "action_space"}
+        {*_BASE_OPTIONS, "_options", "observation_space", "action_space"}
     )
 
     def __init__(self, env_config: dict[str, Any] | None = None):
@@ -96,6 +105,30 @@ class TextEnv(EnvOptions, gym.Env):
         They are part of ``info`` during an episode; None if they cannot be listed.
         """
         return None
+
+    def expert_probs(
+        self, actions: list[str], rng: np.random.Generator
+    ) -> Sequence[float]:
+        """Return the expert's probability of each admissible action. [K]
+
+        All of it is on :meth:`expert_action`. Override it for an expert whose
+        distribution is known.
+
+        Args:
+            actions: The result of :meth:`admissible_actions`.
+            rng: Generator for an expert that draws; it does not affect the episode.
+
+        Raises:
+            EnvContractError: If the expert's action is not among them.
+        """
+        best = self.expert_action(rng)
+        if best not in actions:
+            raise EnvContractError(
+                f"{type(self).__name__}.expert_action() returned {best!r}, which is "
+                "not among the admissible actions, so it cannot teach the choice "
+                "among them. Return one of them, or set report_expert to False."
+            )
+        return [float(action == best) for action in actions]
 
     def more_info(self) -> dict[str, Any]:
         """Return extra information on the last turn, for rewards and logs.
@@ -231,12 +264,30 @@ class TextEnv(EnvOptions, gym.Env):
 
     # Helpers --------------------------------------------------------------------
 
+    def _check_base_options(self) -> None:
+        super()._check_base_options()
+        require_bool("report_expert", self.report_expert)
+
     def _state(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in self._KEPT}
 
     def _admissible_info(self) -> dict[str, Any]:
         actions = self.admissible_actions()
-        return {} if actions is None else {ADMISSIBLE: actions}
+        if actions is None:
+            if self.report_expert:
+                raise EnvContractError(
+                    f"report_expert of {type(self).__name__} reports the expert's "
+                    "choice among the admissible actions, but in turn "
+                    f"{self.turn} it lists none. Leave it out."
+                )
+            return {}
+        info: dict[str, Any] = {ADMISSIBLE: actions}
+        if self.report_expert:
+            # Its own generator: reporting must not change the episode.
+            seed = stable_seed("expert", self.np_random_seed, self.turn)
+            rng = np.random.default_rng(seed)
+            info[EXPERT_PROBS] = self.expert_probs(actions, rng)
+        return info
 
     def _shown_images(self, result: TurnResult, method: str) -> dict[str, Any]:
         """Return the pictures of a result as a part of ``info``, if there are any."""

@@ -118,6 +118,13 @@ class ComposedLoss:
 
     def _try_out(self) -> None:
         total = torch.zeros(())
+        for bound in self.bound:
+            if bound not in self.terms and "actions" in _needs(bound):
+                raise ConfigError(
+                    f"{bound.component.kind} {bound.component.name!r} reads the "
+                    "probabilities of all admissible actions, which loss terms alone "
+                    "get. Make it a loss_term."
+                )
         if self.transforms:
             self.transform(example_batch(self.needs))
         if self.loss is not None:

@@ -9,13 +9,14 @@ The KL to the reference is not a term; see the settings ``ref_kl_*``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from rllib_llm.components.registry import component
 from rllib_llm.losses._checks import check_choice, check_positive
+from rllib_llm.losses.action_distillation import action_divergence
 from rllib_llm.losses.kl import kl_k3
 from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 from rllib_llm.losses.token_batch import TokenBatch, requires
@@ -156,6 +157,47 @@ def distill(batch: TokenBatch, *, largest: float = 10.0) -> Tensor:
     # The clamp keeps exp finite; the bound on the weight follows.
     weight = (batch.ref_logp - batch.old_logp).clamp(max=20.0).exp()
     return -weight.clamp(max=largest) * batch.logp
+
+
+def _has_teacher(name: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Return whether ``name`` is the teacher of given settings of distill_actions."""
+    return lambda settings: settings.get("teacher", "reference") == name
+
+
+@component(
+    "loss_term",
+    "distill_actions",
+    paper="LLM4Teach, Zhou et al. 2023, arXiv:2311.13373",
+)
+@requires("actions")
+@requires("reference", when=_has_teacher("reference"))
+@requires("expert", when=_has_teacher("expert"))
+def distill_actions(
+    batch: TokenBatch, *, teacher: str = "reference", direction: str = "forward"
+) -> Tensor:
+    """Minimise the KL to a teacher, exact over a turn's admissible actions.
+
+    Its gradient in the direction "forward" is that of the cross-entropy of LLM4Teach.
+    For ``head="score"``; let its ``weight`` decrease as that of ``distill``.
+
+    Args:
+        batch: Tokens.
+        teacher: "reference": the frozen reference policy, which ``ref_model`` names;
+            "expert": the environment's, reported in ``info["expert_probs"]``.
+        direction: "forward": KL(teacher, policy); "reverse": KL(policy, teacher).
+    """
+    check_choice("teacher", teacher, ("reference", "expert"))
+    if (teacher, direction) == ("expert", "reverse"):
+        raise ValueError(
+            "direction is 'reverse' and teacher is 'expert'. KL(policy, expert) is "
+            "infinite wherever the expert never takes an action. Use 'forward'."
+        )
+    actions = batch.actions
+    assert actions is not None  # required above
+    of_teacher = actions.reference if teacher == "reference" else actions.expert
+    assert of_teacher is not None  # required above
+    divergence = action_divergence(actions.logps, of_teacher, direction)
+    return actions.at_tokens(divergence, batch.logp)
 
 
 def check_share(name: str, value: float) -> None:

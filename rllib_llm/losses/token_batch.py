@@ -20,11 +20,21 @@ import torch
 from torch import Tensor
 
 from rllib_llm.losses._checks import check_choice, check_mask
+from rllib_llm.losses.action_distillation import ActionProbs
 from rllib_llm.losses.surrogate import MAX_LOG_RATIO
 from rllib_llm.upload import upload
 
 LEVELS = ("token", "turn", "sequence")
-NEEDS = ("causal", "reference", "scores", "sequences", "success", "unweighted")
+NEEDS = (
+    "actions",
+    "causal",
+    "expert",
+    "reference",
+    "scores",
+    "sequences",
+    "success",
+    "unweighted",
+)
 
 
 def single_learner(values: Tensor) -> tuple[Tensor, int]:
@@ -38,12 +48,15 @@ def requires(
     """Mark the inputs that a component needs beside the usual columns (decorator).
 
     Args:
-        needs: "causal": ``causal_weights``, for which a scorer is trained;
-            "reference": ``ref_logp``, which costs a further forward pass; "scores":
-            ``entropy_rank`` and ``covariance_rank`` over the iteration's batch, which
-            cost one too, in iterations of a single optimiser step; "sequences": whole
-            sequences; "success": ``success``; "unweighted": advantages without
-            importance weights (``tis``), since its loss is not linear in them.
+        needs: "actions": ``actions``, which ``head="score"`` has and loss terms alone
+            can read; "causal": ``causal_weights``, for which a scorer is trained;
+            "expert": ``actions.expert``, which the environment reports; "reference":
+            ``ref_logp``, which costs a further forward pass, and ``actions.reference``
+            with "actions"; "scores": ``entropy_rank`` and ``covariance_rank`` over the
+            iteration's batch, which cost one too, in iterations of a single optimiser
+            step; "sequences": whole sequences; "success": ``success``; "unweighted":
+            advantages without importance weights (``tis``), since its loss is not
+            linear in them.
         when: Returns whether it needs them under given settings; None: always.
     """
 
@@ -79,6 +92,7 @@ class TokenBatch:
             advantage. [B, T]
         causal_weights: Weight of each token by its effect on the action that the
             environment parsed, in [0, 1]. [B, T]
+        actions: Probabilities of all admissible actions.
         update: Number of this update, from 0.
         seed: Seed for components that draw; it differs between iterations.
         host: Copies of ``mask``, ``turn_ids`` and ``episode_index`` in host memory;
@@ -101,6 +115,7 @@ class TokenBatch:
     entropy_rank: Tensor | None = None
     covariance_rank: Tensor | None = None
     causal_weights: Tensor | None = None
+    actions: ActionProbs | None = None
     update: int = 0
     seed: int = 0
     pool: Callable[[Tensor], tuple[Tensor, int]] | None = single_learner
@@ -277,5 +292,15 @@ def example_batch(
         causal_weights=torch.rand(shape, generator=generator)
         if "causal" in needs
         else None,
+        actions=_example_actions(mask, generator) if "actions" in needs else None,
         pool=None if is_part else single_learner,
     )
+
+
+def _example_actions(mask: Tensor, generator: torch.Generator) -> ActionProbs:
+    """Return three actions at every trained token, of which the expert knows one."""
+    rows, cols = mask.nonzero(as_tuple=True)
+    scores = torch.randn((2, len(rows), 3), generator=generator).log_softmax(-1)
+    expert = torch.tensor([0.0, -torch.inf, -torch.inf]).expand(len(rows), 3)
+    logps, reference = scores
+    return ActionProbs(logps.requires_grad_(), rows, cols, reference, expert)

@@ -61,6 +61,7 @@ class ChoiceTokens:
         turns: Index of its turn in the batch, in order of row and column.
         candidates: Index of its action in that turn; 0 is the chosen one.
         chosen: Places in the above of the first tokens of the chosen actions. [M]
+        firsts: Places in the above of the first tokens of all actions. [A]
         size: Number of turns M, and largest number of actions K.
     """
 
@@ -71,6 +72,7 @@ class ChoiceTokens:
     turns: Tensor
     candidates: Tensor
     chosen: Tensor
+    firsts: Tensor
     size: tuple[int, int]
 
     @classmethod
@@ -91,16 +93,39 @@ class ChoiceTokens:
         arrays = (rows, cols, before, start, turns.ravel(), candidate)
         stacked = np.stack([array.astype(np.int64) for array in arrays])
         device = batch[Columns.LOSS_MASK].device
-        chosen = np.flatnonzero(cols == start)
+        chosen, firsts = np.flatnonzero(cols == start), np.flatnonzero(is_first)
         size = (0, 1)  # e.g. if all turns of the batch are masked
         if len(rows):
             size = (int(turns.max()) + 1, int(candidate.max()) + 1)
         fields = dict(zip(_INT_FIELDS, upload(stacked, device), strict=True))
-        return cls(**fields, chosen=upload(chosen, device), size=size)
+        places = {"chosen": upload(chosen, device), "firsts": upload(firsts, device)}
+        return cls(**fields, **places, size=size)
 
     def taken(self) -> tuple[Tensor, Tensor]:
         """Return row and column of the first token of the chosen actions. 2 x [M]"""
         return self.rows[self.chosen], self.columns[self.chosen]
+
+    def at_first_tokens(self, values: Tensor, like: Tensor) -> Tensor:
+        """Return numbers of actions at their first tokens, else 0. [M, K] -> [B, T]
+
+        Args:
+            values: One number per action of each turn. [M, K]
+            like: A column of the batch. [B, T]
+        """
+        where = self.rows[self.firsts], self.columns[self.firsts]
+        of_action = values[self.turns[self.firsts], self.candidates[self.firsts]]
+        return values.new_zeros(like.shape).index_put(where, of_action)
+
+    def from_first_tokens(self, column: Tensor, fill: float) -> Tensor:
+        """Return the numbers at the first tokens of actions. [B, T] -> [M, K]
+
+        Args:
+            column: Numbers of actions, at their first tokens. [B, T]
+            fill: Number where a turn has fewer than K actions.
+        """
+        where = self.turns[self.firsts], self.candidates[self.firsts]
+        taken = column[self.rows[self.firsts], self.columns[self.firsts]]
+        return column.new_full(self.size, fill).index_put(where, taken)
 
     def action_logps(
         self, logps: Tensor, weights: Tensor, temperature: float

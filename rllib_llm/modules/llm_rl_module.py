@@ -180,7 +180,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         Returns:
             ``action_dist_inputs`` [B, T, 2] (log-probability and entropy, zero where
             masked) and ``embeddings``, the trunk's hidden states: [B, T, D], or
-            [1, N, D] of packed rows.
+            [1, N, D] of packed rows. Of rows with choices also ``choice_logps``, the
+            log-probabilities of all admissible actions of the trained turns [M, K].
         """
         return self._score(self.lm, batch)
 
@@ -248,13 +249,31 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
 
     def reference_logps(self, batch: Batch) -> torch.Tensor:
         """Return the frozen reference's log-probabilities of trained tokens. [B, T]"""
+        return self._reference_scores(batch)[Columns.ACTION_DIST_INPUTS][..., 0]
+
+    def reference_choice_logps(self, batch: Batch) -> torch.Tensor:
+        """Return the reference's log-probabilities of all actions of trained turns.
+
+        Args:
+            batch: Rows with choices, or rows without a trained token.
+
+        Returns:
+            Those of each action at its first token, else 0. [B, T]
+        """
+        scores = self._reference_scores(batch)
+        like = scores[Columns.ACTION_DIST_INPUTS][..., 0]
+        if columns.CANDIDATES not in batch:
+            return torch.zeros_like(like)
+        tokens = ChoiceTokens.find(batch)
+        return tokens.at_first_tokens(scores[columns.CHOICE_LOGPS].float(), like)
+
+    def _reference_scores(self, batch: Batch) -> dict[str, Any]:
         with torch.no_grad():
             if self._reference:
-                scores = self._score_reference(self._reference[0], batch)
-                return scores[Columns.ACTION_DIST_INPUTS][..., 0]
+                return self._score_reference(self._reference[0], batch)
             check_present(self.model_config)
             with adapters_off(self.lm):
-                return self._score(self.lm, batch)[Columns.ACTION_DIST_INPUTS][..., 0]
+                return self._score(self.lm, batch)
 
     def action_logps(self, batch: Batch) -> torch.Tensor:
         """Return the log-probabilities of all actions of every trained turn. [M, K]
@@ -266,10 +285,11 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         return self._choose(self.lm, batch, ChoiceTokens.find(batch))[1]
 
     def _score(self, lm: nn.Module, batch: Batch) -> dict[str, Any]:
-        ids = batch[columns.INPUT_IDS]
+        ids, of_choices = batch[columns.INPUT_IDS], {}
         if columns.CANDIDATES in batch:
             tokens = ChoiceTokens.find(batch)
             hidden, logps = self._choose(lm, batch, tokens)
+            of_choices = {columns.CHOICE_LOGPS: logps}
             where, logp, entropy = tokens.taken(), logps[:, 0], entropy_of(logps)
         else:
             # Token t is predicted at t-1, so column 0 cannot be trained.
@@ -284,7 +304,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         scores = hidden.new_zeros((*ids.shape, 2), dtype=torch.float32)
         pairs = torch.stack([logp.float(), entropy.float()], dim=-1)
         scores = scores.index_put(where, pairs)
-        return {Columns.ACTION_DIST_INPUTS: scores, Columns.EMBEDDINGS: hidden}
+        named = {Columns.ACTION_DIST_INPUTS: scores, Columns.EMBEDDINGS: hidden}
+        return named | of_choices
 
     def _choose(
         self, lm: nn.Module, batch: Batch, tokens: ChoiceTokens

@@ -24,6 +24,7 @@ _PASSES = (
     "_forward",
     "_values",
     "reference_logps",
+    "reference_choice_logps",
     "action_logps",
 )
 

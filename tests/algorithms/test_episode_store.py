@@ -43,7 +43,9 @@ def test_a_record_has_all_that_learners_read():
     data.advantage, data.success = np.array([1.0, 0.1, -2.0, 1 / 3]), True
     data.masked_turns = frozenset({2})
     turns = before.get_extra_model_outputs(columns.TURN)
-    turns[1].choice = Choice([np.array([5, 6], np.int32)], np.array([0.5], np.float32))
+    expert = np.array([0.25, 0.75], np.float32)
+    others, weights = [np.array([5, 6], np.int32)], np.array([0.5, 0.5], np.float32)
+    turns[1].choice = Choice(others, weights, expert)
     turns[2].version_changes, turns[2].conversation = ((1, 9),), 1
     after = recorded_episode(episode_record(before))
     copy = episode_data(after)
@@ -63,6 +65,7 @@ def test_a_record_has_all_that_learners_read():
                 )
     choice = after.get_extra_model_outputs(columns.TURN)[1].choice
     np.testing.assert_array_equal(choice.others[0], [5, 6])
+    np.testing.assert_array_equal(choice.expert_probs, expert)
 
 
 def test_a_drawn_episode_is_the_stored_one_bit_by_bit():

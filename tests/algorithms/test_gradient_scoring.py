@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from gradient_reference import (
     Policy,
@@ -18,6 +19,7 @@ from test_scoring_runs import Run, config_of
 from rllib_llm import GRPOConfig
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
+from rllib_llm.envs import make_env
 
 TEMPERATURE = 5.0
 TRAINING = {
@@ -55,9 +57,41 @@ def action_logps(policy, context, actions, weights):
     return torch.log_softmax(torch.stack(scores), 0)
 
 
-def test_the_whole_gradient():
-    config = config_of(GRPOConfig, score_norm="token", env_config={"upper": 5})
+def expert_of(episode, seed):
+    """The expert's action before each turn, from an environment of its own."""
+    env = make_env("guess_number-v0", {"upper": 5})
+    env.reset(seed=seed, options={"split": "train"})
+    found = []
+    for action in episode.get_actions():
+        found.append(env.expert_action(None))
+        env.step(action)
+    return found
+
+
+def teacher_logps(spec, reference, turn, best, decode):
+    """The teacher's log-probabilities of a turn's actions, the one taken first."""
+    if "teacher" not in spec:
+        return reference
+    texts = [decode(ids) for ids in (turn.action_ids, *turn.choice.others)]
+    return torch.tensor([0.0 if t == best else -torch.inf for t in texts]).double()
+
+
+def divergence(p, q):
+    """KL(p || q), over the actions that p takes."""
+    pairs = [(a, b) for a, b in zip(p, q, strict=True) if a > -torch.inf]
+    return sum(a.exp() * (a - b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{}, {"direction": "reverse"}, {"teacher": "expert"}],
+    ids=["reference", "reverse", "expert"],
+)
+def test_the_whole_gradient(spec):
+    env_config = {"upper": 5, "report_expert": "teacher" in spec}
+    config = config_of(GRPOConfig, score_norm="token", env_config=env_config)
     config.rollouts(group_size=2).training(**TRAINING)
+    config.training(loss_terms=[{"name": "distill_actions", "weight": 0.7, **spec}])
     run = Run(config)
     module = run.learner.module["default_policy"].unwrapped()
     frozen = Policy(module)  # actions are scored at temperature 1
@@ -70,19 +104,28 @@ def test_the_whole_gradient():
             turn.action_logps[0] += 0.3 * rng.normal()
     step = SecondStep(run.learner, episodes, noise=0.2)
     (before,), (after,) = step.before.values(), step.after.values()
-    terms = dict.fromkeys(("policy", "reference", "entropy"), 0.0)
+    terms = dict.fromkeys(("policy", "reference", "entropy", "teacher"), 0.0)
+    decode = config.chat_renderer().decode
     acted = dict.fromkeys(("clipped", "free", "tis"), 0)
-    turns = [(e, t) for e in episodes for t in turns_of(e)]
-    for episode, (context, actions, turn) in turns:
+    turns = [
+        (e, t, best)
+        for seed, e in enumerate(episodes)
+        for t, best in zip(turns_of(e), expert_of(e, seed), strict=True)
+    ]
+    for episode, (context, actions, turn), best in turns:
         weights = turn.choice.weights
         with torch.no_grad():
             old = float(action_logps(before, context, actions, weights)[0])
-            ref = action_logps(frozen, context, actions, weights)[0]
+            every = action_logps(frozen, context, actions, weights)
+            ref = every[0]
         logps = action_logps(after, context, actions, weights)
         (weight,) = mismatch([old], [float(turn.action_logps[0])], tis=1.1)
         advantage = episode_data(episode).advantage * weight
         ratio = (logps[0] - old).exp()
+        pair = (teacher_logps(spec, every, turn, best, decode), logps)
+        pair = pair[::-1] if "direction" in spec else pair
         added = {
+            "teacher": 0.7 * divergence(*pair),
             "policy": -surrogate(ratio, advantage, 0.1, 0.2, 1.3),
             "reference": 0.5 * k3(logps[0], ref),
             "entropy": 0.3 * (logps.exp() * logps).sum(),

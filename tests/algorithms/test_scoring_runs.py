@@ -16,7 +16,7 @@ from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
-from rllib_llm.errors import ConfigError
+from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.offline.prepare_model import prepare_language_model
 
 
@@ -136,6 +136,35 @@ def test_group_advantages_apply_to_whole_turns():
     assert run.update(episodes)["train_inference_mismatch_max"].peek() < 1e-4
 
 
+def test_rows_hold_the_experts_choices():
+    """At the first token of each action of a turn, also after it was not taken."""
+    config = config_of(env_config={"upper": 5, "report_expert": True})
+    config.training(loss_terms=[{"name": "distill_actions", "teacher": "expert"}])
+    run = Run(config)
+    episodes = run.sample()
+    batch = run.batch(episodes)
+    decode, untaken = config.chat_renderer().decode, 0
+    for row, episode in enumerate(episodes):
+        starts = batch[columns.CHOICE_STARTS][row]
+        probs, ids = (
+            batch[name][row] for name in (columns.EXPERT_PROBS, columns.INPUT_IDS)
+        )
+        turns = episode.get_extra_model_outputs(columns.TURN)
+        assert float(probs.sum()) == len(turns)
+        for column in probs.nonzero()[:, 0].tolist():
+            number = int(batch[columns.CANDIDATES][row, column])
+            turn = turns[int(batch[columns.TURN_IDS][row, starts[column]])]
+            every = [turn.action_ids, *turn.choice.others]
+            best = every[int(turn.choice.expert_probs.argmax())]
+            assert ids[column : column + len(best)].tolist() == list(best)
+            assert decode(best).startswith("guess")
+            untaken += number > 0
+    assert untaken
+    turns[0].choice.expert_probs = None
+    with pytest.raises(EnvContractError, match="teacher='expert'"):
+        run.batch(episodes)
+
+
 @pytest.mark.ray
 def test_a_run_goes_on_from_its_checkpoint(ray_session, tmp_path):
     config = config_of(env="copy_probe-v0").training(lr=1e-3)
@@ -220,6 +249,17 @@ def refusals():
     yield (
         score(MARFTConfig, "open_spiel/kuhn_poker-v0").multi_agent(**team),
         "MARFT's advantages need sampled messages",
+    )
+    exact = {"name": "distill_actions", "weight": 1.0}
+    yield (
+        score(head="generate").training(loss_terms=[exact]),
+        "head='generate' writes tokens and has no such list.*loss term distill,",
+    )
+    expert = {**exact, "teacher": "expert"}
+    yield (
+        score().training(loss_terms=[expert]),
+        r"'guess_number-v0' after reset has no info\['expert_probs'\].*"
+        "env_config.report_expert",
     )
 
 

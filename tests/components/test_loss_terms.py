@@ -12,6 +12,7 @@ from loss_reference import make_batch, slow, tokens
 from rllib_llm.components.registry import COMPONENTS, bind
 from rllib_llm.errors import ConfigError
 from rllib_llm.losses.composed_loss import ComposedLoss
+from rllib_llm.losses.token_batch import requires
 
 TERMS = [
     {"name": n, "target": 0.6, "start": 0.1} if n == "entropy_target" else n
@@ -106,6 +107,50 @@ def test_distillation_estimates_the_cross_entropy_to_the_teacher():
     tight = {**spec, "largest": 0.5}
     ratio = (teacher - old).exp().clamp(max=0.5)
     torch.testing.assert_close(term(batch, tight), (-ratio * new)[None])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"direction": "reverse"}, {"teacher": "expert"}],
+    ids=["reference", "reverse", "expert"],
+)
+def test_exact_distillation_sums_over_the_actions_of_each_turn(settings):
+    batch, _ = make_batch()
+    actions = batch.actions
+    teacher = actions.expert if "teacher" in settings else actions.reference
+    found = term(batch, {"name": "distill_actions", **settings})
+    expected = torch.zeros_like(found)
+    places = zip(actions.rows.tolist(), actions.columns.tolist(), strict=True)
+    for number, place in enumerate(places):
+        p, t = actions.logps[number].tolist(), teacher[number].tolist()
+        if "direction" in settings:
+            p, t = t, p
+        for of, other in zip(t, p, strict=True):
+            expected[place] += math.exp(of) * (of - other) if of > -math.inf else 0.0
+    assert (expected != 0).equal(batch.mask)
+    torch.testing.assert_close(found, expected)
+
+
+def test_exact_distillation_asks_for_its_teacher():
+    def needs(**settings):
+        spec = {"name": "distill_actions", **settings}
+        return ComposedLoss(loss_terms=[spec]).needs
+
+    assert needs() == {"actions", "reference"}
+    assert needs(teacher="expert") == {"actions", "expert"}
+
+
+@requires("actions")
+def of_actions(batch):
+    """A component that reads what only loss terms get."""
+    return batch.actions.at_tokens(batch.actions.logps[:, 0], batch.logp)
+
+
+def test_actions_are_for_loss_terms_alone():
+    name = f"{__name__}:of_actions"
+    ComposedLoss(loss_terms=[name]).try_out()
+    with pytest.raises(ConfigError, match="loss terms alone"):
+        ComposedLoss(transforms=[name]).try_out()
 
 
 @pytest.mark.parametrize("update, coeff", [(0, 10.0), (100, 9.5), (10_000, 0.1)])
@@ -230,6 +275,13 @@ def test_transforms_act_in_order():
         ("loss_terms", {"name": "entropy_target", "target": -1.0}, "target is -1.0"),
         ("loss_terms", {"name": "kl_cov", "share": 2.0}, "share is 2.0"),
         ("loss_terms", {"name": "distill", "largest": 0.0}, "largest is 0.0"),
+        ("loss_terms", {"name": "distill_actions", "teacher": "x"}, "teacher is 'x'"),
+        ("loss_terms", {"name": "distill_actions", "direction": "x"}, "direction is"),
+        (
+            "loss_terms",
+            {"name": "distill_actions", "teacher": "expert", "direction": "reverse"},
+            "infinite wherever the expert never takes an action. Use 'forward'",
+        ),
         ("loss_terms", {"name": "distill", "weight": "a"}, "weight='a' must be"),
         ("transforms", {"name": "entropy_shaping", "alpha": -1.0}, "alpha is -1.0"),
         ("transforms", {"name": "entropy_advantage", "kappa": 1.0}, "kappa is 1.0"),

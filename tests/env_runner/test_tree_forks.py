@@ -1,5 +1,7 @@
 """Forks where tree search grows (fork mcts)."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from fork_toys import Diary, Failing, group
@@ -112,7 +114,7 @@ def test_a_simulation_counts_from_the_prompt_on(leaves):
     episodes = leaves[2][:8]
     for episode in episodes:
         trees.next_place(0)
-        trees.add(0, episode)
+        trees.add(0, SimpleNamespace(episode=episode))
     root = trees._roots[0]
     assert any(episode_data(e).fork_turn for e in episodes)
     # A tree with nothing left to sample begins at the prompt, after as many tries.
@@ -181,7 +183,7 @@ def test_a_tree_without_new_places_begins_at_the_prompt_again():
 
 def test_trees_are_forgotten():
     trees = GroupTrees(Mcts())
-    assert trees.next_place(3) is None and 3 in trees._roots
+    assert trees.next_place(3) == (None, 1) and 3 in trees._roots
     trees.end(3)
     assert not trees._roots and not trees._paths
 

@@ -7,7 +7,7 @@ from multi_toys import Scripted, Together
 
 from rllib_llm.env_runner.agents import as_playable
 from rllib_llm.envs import make_env
-from rllib_llm.envs.admissible import ADMISSIBLE, admissible_actions
+from rllib_llm.envs.admissible import ADMISSIBLE, admissible_actions, expert_probs
 from rllib_llm.errors import EnvContractError
 
 
@@ -28,6 +28,15 @@ def test_valid_list_is_returned():
 def test_invalid_lists_are_refused(listed, message):
     with pytest.raises(EnvContractError, match=message):
         admissible_actions({} if listed is None else {ADMISSIBLE: listed}, "env")
+
+
+def test_the_experts_distribution_is_checked():
+    assert expert_probs({}, ["a", "b"], "env") is None
+    given = expert_probs({"expert_probs": [0.25, 0.75]}, ["a", "b"], "env")
+    assert given.tolist() == [0.25, 0.75]
+    for wrong in ([1.0], [0.5, 0.4], [1.5, -0.5], [float("nan"), 1.0]):
+        with pytest.raises(EnvContractError, match="env returned.*2 admissible"):
+            expert_probs({"expert_probs": wrong}, ["a", "b"], "env")
 
 
 @pytest.mark.parametrize("game", [Scripted, Together])

@@ -56,6 +56,7 @@ def test_base_options_cannot_change_between_episodes():
         {"invalid_action": "ignore"},
         {"invalid_action_reward": math.nan},
         {"invalid_action_reward": "low"},
+        {"report_expert": 1},
     ],
 )
 def test_base_options_are_checked(config):
@@ -177,3 +178,55 @@ def test_admissible_actions_stand_in_info_until_the_end():
     listed.append(env.step("wait 0")[4]["admissible_actions"])
     assert listed == [["win", "wait 0"], ["win", "wait 1"]]
     assert "admissible_actions" not in env.step("win")[4]
+
+
+class Listing(Echo):
+    """Lists two actions; its expert draws one of them."""
+
+    def admissible_actions(self):
+        return ["win", "wait"]
+
+    def expert_action(self, rng):
+        return self.admissible_actions()[rng.integers(2)]
+
+
+def expert_of(env, turns=12):
+    infos = [env.reset(seed=3)[1]]
+    infos += [env.step("wait")[4] for _ in range(turns - 1)]
+    return [info["expert_probs"] for info in infos]
+
+
+def test_the_expert_stands_beside_the_admissible_actions():
+    assert "expert_probs" not in Listing().reset(seed=0)[1]
+    given = {"report_expert": True, "max_turns": 20}
+    found = expert_of(Listing(given))
+    assert {tuple(probs) for probs in found} == {(0.0, 1.0), (1.0, 0.0)}
+    assert expert_of(Listing(given)) == found  # drawn from the episode's seed
+    ends = Listing(given)
+    ends.reset(seed=0)
+    assert "expert_probs" not in ends.step("win")[4]
+
+    class Uncertain(Listing):
+        def expert_probs(self, actions, rng):
+            return [0.25, 0.75]
+
+    assert expert_of(Uncertain(given))[0] == [0.25, 0.75]
+
+
+def test_reporting_the_expert_leaves_the_episode_as_it_is():
+    plain, reporting = Listing(), Listing({"report_expert": True})
+    for env in (plain, reporting):
+        env.reset(seed=5)
+        env.step("wait")
+    assert plain.np_random.random() == reporting.np_random.random()
+
+
+def test_an_expert_that_cannot_be_reported_is_refused():
+    class Free(Listing):
+        def expert_action(self, rng):
+            return "I win"
+
+    with pytest.raises(EnvContractError, match="'I win'.*not among the admissible"):
+        Free({"report_expert": True}).reset(seed=0)
+    with pytest.raises(EnvContractError, match="lists none. Leave it out"):
+        Echo({"report_expert": True}).reset(seed=0)

@@ -29,6 +29,14 @@ KEPT = (
     "training.drop_zero_variance_groups=false",
 )
 LAKE = (*KEPT, "env_config.size=3")
+# As in docs/forks.md.
+BRANCHING = (
+    "rollouts.group_size=16",
+    "rollouts.fork={name: follow_best, width: 4}",
+    "training.fork_training=tree",
+    "training.advantage_estimator={name: siblings, baseline: mean, scale: group, "
+    "team: mean}",
+)
 
 
 def by_agent(table):
@@ -143,6 +151,66 @@ def c3(table, advantages):
     assert sizes[owner == 0].max() >= 4 and sizes[owner == 1].max() == 4
 
 
+def places_of_agents(table):
+    """The past of each turn: what everybody sampled before it, by episode and step."""
+    past = []
+    for owner, turn in zip(table.owner, table.turn, strict=True):
+        one = table.trajectories[owner]
+        step = one.steps[turn]
+        before = tuple(branch for branch in one.path if branch.turn < step)
+        past.append(repr((one.task.group_id, one.agent, step, before)))
+    return combined_keys(np.unique(past, return_inverse=True)[1])
+
+
+def at_grpo_branching(table, advantages):
+    """Standard scores among the replies that were sampled at one place."""
+    places, team = places_of_agents(table), np.bincount(table.episode, table.returns)
+    replies = nodes_of(table).of_turn  # a reply that is followed is in several episodes
+    values = nodes_of(table).means(team[table.episode][table.owner] / 2)
+    compared = {0: 0, 1: 0}
+    for place in np.unique(places):
+        here = np.flatnonzero(places == place)
+        sampled = np.unique(replies[here])
+        spread = values[sampled].std(ddof=1) if len(sampled) > 1 else 0.0
+        for turn in here:
+            expected = 0.0
+            if spread > 1e-9:
+                above = values[replies[turn]] - values[sampled].mean()
+                expected = above / (spread + 1e-6)
+            assert advantages[turn] == pytest.approx(expected, abs=1e-4)
+        agent = int(table.agent[table.owner[here[0]]])
+        compared[agent] = max(compared[agent], len(sampled))
+    # Both agents are compared, the second one after the best word of the first.
+    assert compared[0] >= 4 and compared[1] == 4
+
+
+def treepo(table, advantages):
+    """The mean of the standard scores in the group and in each subtree of a leaf."""
+    returns, taken = table.returns, []
+    for number, one in enumerate(table.trajectories):
+        sets = set()
+        for turn in range(-1, len(one)):
+            past = one.path[: sum(b.turn <= turn for b in one.path)]
+            sets.add(
+                tuple(
+                    i
+                    for i, other in enumerate(table.trajectories)
+                    if other.task.group_id == one.task.group_id and len(other) > turn
+                    if other.path[: sum(b.turn <= turn for b in other.path)] == past
+                )
+            )
+        scores = []
+        for leaves in sets:
+            among = returns[list(leaves)]
+            if len(leaves) > 1:
+                spread = among.std(ddof=1) + 1e-6
+                scores.append((returns[number] - among.mean()) / spread)
+        taken.append(len(scores))
+        mine = advantages[table.owner == number]
+        np.testing.assert_allclose(mine, np.mean(scores), atol=1e-3)
+    assert max(taken) >= 4  # a group of 16 is a binary tree of four turns
+
+
 def dr_mas(table, advantages):
     sums_to_nothing(advantages, by_agent(table))
     spread = [
@@ -167,9 +235,11 @@ CASES = {
     "lite_ppo": (lite_ppo, LAKE),
     "maxrl": (maxrl, LAKE),
     "tree_rl": (tree_rl, LAKE),
+    "treepo": (treepo, LAKE),
     "magrpo": (magrpo, KEPT),
     "magrpo_cross": (magrpo_cross, KEPT),
     "at_grpo": (at_grpo, KEPT),
+    "at_grpo/branching": (at_grpo_branching, (*KEPT, *BRANCHING)),
     "c3": (c3, KEPT),
     "dr_mas": (dr_mas, KEPT),
     "marshal": (marshal, ("league.exploitability_interval=0",)),
@@ -183,7 +253,8 @@ def test_two_iterations_give_the_advantages_of_the_paper(
     ray_session, monkeypatch, name
 ):
     check, more = CASES[name]
-    algo = load_recipe(name, (*SMALL, *more)).config.build_algo()
+    recipe = load_recipe(name.partition("/")[0], (*SMALL, *more))
+    algo = recipe.config.build_algo()
     give, with_advantages = algo._set_advantages, []
 
     def give_and_keep(episodes):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.env_runner.agents import agents_of
-from rllib_llm.envs.admissible import admissible_actions
+from rllib_llm.envs.admissible import EXPERT_PROBS, admissible_actions, expert_probs
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.policy_mapping import mapped_policies
 
@@ -89,7 +89,27 @@ def _validate_env(config: LLMConfig, scoring: set[str]) -> None:
         env.close()
         for agent_id, info in infos.items():
             where = f"{name!r} after reset" + (f" ({agent_id})" if agents else "")
-            try:
-                admissible_actions(info, where)
-            except EnvContractError as error:
-                raise ConfigError(str(error)) from error
+            module_id = agent_id if agents is None else mapped[agent_id]
+            _check_info(config.get_config_for_module(module_id), info, where)
+
+
+def _check_info(config: LLMConfig, info: dict[str, Any], where: str) -> None:
+    """Check what an environment reports to a scoring policy.
+
+    Args:
+        config: The policy's config.
+        info: Info of a reset.
+        where: Environment and agent, for the message.
+    """
+    try:
+        actions = admissible_actions(info, where)
+        is_reported = expert_probs(info, actions, where) is not None
+    except EnvContractError as error:
+        raise ConfigError(str(error)) from error
+    if config.components_need("expert") and not is_reported:
+        raise ConfigError(
+            f"A loss term has teacher='expert', but {where} has no info["
+            f"{EXPERT_PROBS!r}]. Set env_config.report_expert to true if it is a "
+            "TextEnv with expert_action(), let it report them, or use "
+            "teacher='reference'."
+        )

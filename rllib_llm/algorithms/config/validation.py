@@ -266,6 +266,13 @@ def _validate_components(config: LLMConfig) -> None:
             "loss_terms have weights='causal', but no scorer learns them. Set "
             "scorer.loss='causal' of GRPO or LLMPPO, or use weights='equal'."
         )
+    if "actions" in components.needs and config.action_head != "score":
+        raise ConfigError(
+            "A loss term sums over the admissible actions of a turn, but "
+            f"head={config.action_head!r} writes tokens and has no such list. Set "
+            "generation.head='score', or use the loss term distill, which weighs "
+            "sampled tokens."
+        )
 
 
 def _validate_mismatch(config: LLMConfig) -> None:

@@ -103,7 +103,7 @@ class GRPOConfig(
         """Compared returns. "agent": each agent's return with its own in the other
         rollouts of the task (Dr. MAS; with one agent GRPO). "task": the returns of all
         agents of a task together. "turn": an agent's return from a turn on, with the
-        same turn of the other rollouts (AT-GRPO, without its branching).""",
+        same turn of the other rollouts (AT-GRPO without branching).""",
     )
     turn_discount: Fraction = setting(
         1.0,

@@ -49,7 +49,8 @@ class GRPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         coeff = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
         loss = loss - coeff * entropy
         if self._composed_loss[module_id].terms:
-            tokens = self.token_batch(module_id, batch, scores)
+            choice_logps = fwd_out.get(columns.CHOICE_LOGPS)
+            tokens = self.token_batch(module_id, batch, scores, choice_logps)
             loss = loss + self._add_terms(module_id, tokens, trained)
         self._add_token_stats(module_id, logp, batch, clipped)
         # The denominator is that of the whole minibatch, so gradients of micro-batches

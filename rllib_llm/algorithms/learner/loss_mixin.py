@@ -14,10 +14,12 @@ from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import count, keep, read
 from rllib_llm.distributed import all_reduce_sum, gather, world_size
 from rllib_llm.errors import RLlibLLMError
+from rllib_llm.losses.action_distillation import ActionProbs
 from rllib_llm.losses.composed_loss import ComposedLoss
 from rllib_llm.losses.importance_correction import mismatch_weights
 from rllib_llm.losses.kl import kl_penalty
 from rllib_llm.losses.token_batch import TokenBatch, rank_from_top
+from rllib_llm.modules.action_head import ChoiceTokens
 from rllib_llm.seeding import stable_seed
 from rllib_llm.upload import upload
 
@@ -146,7 +148,11 @@ class ComposedLossMixin(LearnerStats):
             batch[columns.SUCCESS_SHARE] = upload(shares, self._device)
 
     def token_batch(
-        self, module_id: str, batch: dict[str, Any], scores: torch.Tensor
+        self,
+        module_id: str,
+        batch: dict[str, Any],
+        scores: torch.Tensor,
+        choice_logps: torch.Tensor | None = None,
     ) -> TokenBatch:
         """Return a micro-batch as the input of loss components.
 
@@ -154,7 +160,15 @@ class ComposedLossMixin(LearnerStats):
             module_id: Policy of the rows.
             batch: The micro-batch.
             scores: Log-probabilities and entropies. [B, T, 2]
+            choice_logps: Log-probabilities of all admissible actions of the trained
+                turns, of which loss terms read. [M, K]
         """
+        actions = None
+        if (
+            choice_logps is not None
+            and "actions" in self._composed_loss[module_id].needs
+        ):
+            actions = _action_probs(batch, choice_logps)
         share = 1.0
         if columns.SUCCESS_SHARE in batch:
             share = float(read(batch, columns.SUCCESS_SHARE)[0])
@@ -174,6 +188,7 @@ class ComposedLossMixin(LearnerStats):
             entropy_rank=batch.get(columns.ENTROPY_RANK),
             covariance_rank=batch.get(columns.COVARIANCE_RANK),
             causal_weights=batch.get(columns.CAUSAL_WEIGHTS),
+            actions=actions,
             update=update,
             seed=stable_seed(self.config.seed or 0, update, 0, module_id),
             pool=None,
@@ -263,6 +278,23 @@ class ComposedLossMixin(LearnerStats):
         super().set_state(state)
         for module_id, component_state in state.get(_STATE, {}).items():
             self._composed_loss[module_id].set_state(component_state)
+
+
+def _action_probs(batch: dict[str, Any], choice_logps: torch.Tensor) -> ActionProbs:
+    """Return the probabilities of all admissible actions of a micro-batch.
+
+    Args:
+        batch: The micro-batch.
+        choice_logps: Log-probabilities under the policy being trained. [M, K]
+    """
+    tokens = ChoiceTokens.find(batch)
+    reference = batch.get(columns.REF_CHOICE_LOGPS)
+    if reference is not None:
+        reference = tokens.from_first_tokens(reference, -torch.inf)
+    expert = batch.get(columns.EXPERT_PROBS)
+    if expert is not None:
+        expert = tokens.from_first_tokens(expert, 0.0).log()
+    return ActionProbs(choice_logps, *tokens.taken(), reference, expert)
 
 
 class ReferenceKLMixin(LearnerStats):

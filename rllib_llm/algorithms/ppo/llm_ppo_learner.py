@@ -111,7 +111,8 @@ class LLMPPOTorchLearner(LLMLearnerMixin, PPOTorchLearner):
         trained = count(batch)
         scores = fwd_out[Columns.ACTION_DIST_INPUTS]
         logp, entropy = scores[..., 0], scores[..., 1].masked_fill(~mask, 0.0)
-        tokens = self.token_batch(module_id, batch, scores)
+        choice_logps = fwd_out.get(columns.CHOICE_LOGPS)
+        tokens = self.token_batch(module_id, batch, scores, choice_logps)
         components, clip = self._composed_loss[module_id], config.clip_param
         if components.loss is None:
             loss, clipped = ppo_clip(tokens, low=min(1.0, clip), high=clip)

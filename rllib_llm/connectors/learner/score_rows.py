@@ -41,6 +41,7 @@ class ScoreRows(ConnectorV2):
         values: Policies that have a critic of their own.
         critic: A module that only estimates values, None for none.
         references: Policies that need reference log-probabilities.
+        choice_references: Those of them that need these of all admissible actions.
         entropies: Policies that need their entropies before the update.
         max_tokens: Token positions per pass.
         packing: Whether the rows of a pass are packed.
@@ -56,6 +57,7 @@ class ScoreRows(ConnectorV2):
         values: Collection[str],
         critic: str | None = None,
         references: Collection[str],
+        choice_references: Collection[str] = (),
         entropies: Collection[str] = (),
         max_tokens: int | None,
         packing: bool = False,
@@ -67,6 +69,7 @@ class ScoreRows(ConnectorV2):
         self.values = frozenset(values)
         self.critic = critic
         self.references = frozenset(references)
+        self.choice_references = frozenset(choice_references)
         self.entropies = frozenset(entropies)
         self.max_tokens = max_tokens
         self.packing = packing
@@ -155,6 +158,7 @@ class ScoreRows(ConnectorV2):
             Columns.ACTION_LOGP: recompute,
             columns.VALUES: module_id in self.values,
             columns.REF_LOGP: module_id in self.references,
+            columns.REF_CHOICE_LOGPS: module_id in self.choice_references,
             columns.TOKEN_ENTROPY: module_id in self.entropies,
         }
         return tuple(name for name, is_wanted in chosen.items() if is_wanted)
@@ -186,7 +190,13 @@ def _pass(
         computed[columns.VALUES] = module.compute_values(
             part, embeddings=hidden
         ).float()
-    if columns.REF_LOGP in wanted:
+    if columns.REF_CHOICE_LOGPS in wanted:
+        # Among them are those of the actions taken, at the trained tokens.
+        every = module.reference_choice_logps(part)
+        computed[columns.REF_CHOICE_LOGPS] = every
+        untrained = ~part[Columns.LOSS_MASK]
+        computed[columns.REF_LOGP] = every.masked_fill(untrained, 0.0)
+    elif columns.REF_LOGP in wanted:
         computed[columns.REF_LOGP] = module.reference_logps(part)
     return {name: computed[name] for name in wanted}
 

@@ -26,6 +26,7 @@ from rllib_llm.connectors.learner.nucleus_mask import Allowed, allowed_column
 from rllib_llm.connectors.learner.rejected_actions import (
     Choices,
     append_rejected,
+    expert_column,
     pad_choices,
 )
 from rllib_llm.data import columns
@@ -59,6 +60,7 @@ class RowSettings:
         pattern_mask: Finds the sampled tokens that are not trained; None: no pattern.
         pictures: Picture inputs of the model; None: it reads text alone.
         action_labels: Number of labels of parsed actions; None: no such column.
+        expert_probs: Whether there is a column of the expert's probabilities.
     """
 
     pad_id: int
@@ -70,6 +72,7 @@ class RowSettings:
     pattern_mask: PatternMask | None = None
     pictures: ImageSpec | None = None
     action_labels: int | None = None
+    expert_probs: bool = False
 
 
 class TokenRows(ConnectorV2):
@@ -162,6 +165,9 @@ class TokenRows(ConnectorV2):
                 out[columns.TURN_IDS],
                 settings.action_labels,
             )
+        if settings.expert_probs:
+            size = out[columns.INPUT_IDS].shape
+            out[columns.EXPERT_PROBS] = expert_column(rows, size)
         masked_turns = [episode_data(parts[o[0]][0]).masked_turns for o in owners]
         leave_out(out, masked_turns, settings.pattern_mask)
         mask = out[Columns.LOSS_MASK]
