@@ -111,17 +111,17 @@ class BeamSearch(TurnSelection):
             scores: Score of each, up to the reply.
         """
         self.count_tokens(episodes)
-        found: dict[Any, Prefix] = {}
+        best_of_turn: dict[Any, Prefix] = {}
         for index, (episode, score) in enumerate(zip(episodes, scores, strict=True)):
             number = index // self.width
             before = self.kept[number]
             # The episode has a turn more, which is not read.
             turn = next(turns_of(episode, before and before.last))
             key = (number, turn.key)
-            if key not in found or score > found[key].score:
-                found[key] = Prefix(turn.data, score, turn.is_last)
-        self.ended += [prefix for prefix in found.values() if prefix.is_over]
-        going_on = [prefix for prefix in found.values() if not prefix.is_over]
+            if key not in best_of_turn or score > best_of_turn[key].score:
+                best_of_turn[key] = Prefix(turn.data, score, turn.is_last)
+        self.ended += [prefix for prefix in best_of_turn.values() if prefix.is_over]
+        going_on = [prefix for prefix in best_of_turn.values() if not prefix.is_over]
         self.kept = [*sorted(going_on, key=_score, reverse=True)[: self._beam]]
         self.is_over = not self.kept
         # Of equal ones the first, as the sort above.

@@ -72,8 +72,8 @@ def _by_scorer(algo: LLMAlgorithm) -> PlaceValues:
         if loss == OUTCOME:
             return [1.0 / (1.0 + float(np.exp(-logit))) for logit in estimates]
         # Scores estimate the return of the whole episode.
-        earned = [float(np.sum(e.get_rewards()[:-1])) for e in episodes]
-        return [all_ - e for all_, e in zip(estimates, earned, strict=True)]
+        rewarded = [float(np.sum(e.get_rewards()[:-1])) for e in episodes]
+        return [all_ - e for all_, e in zip(estimates, rewarded, strict=True)]
 
     return values
 

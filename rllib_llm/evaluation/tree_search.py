@@ -268,17 +268,17 @@ def search_tasks(
         requests = [(search, search.next_task(snapshots)) for search in running]
         running = [search for search, task in requests if task is not None]
         sampled = sample_from_places(runner, [t for _, t in requests if t])
-        known = {} if values is None else _known_values(sampled, values)
+        value_of = {} if values is None else _values_after(sampled, values)
         for number, episode in sampled:
             if isinstance(episode, str):
                 searches[number].failure = episode
             else:
-                searches[number].add(episode, known.get(number))
+                searches[number].add(episode, value_of.get(number))
     snapshots.close()
     return searches
 
 
-def _known_values(
+def _values_after(
     sampled: Sequence[tuple[int, Any]], values: PlaceValues
 ) -> dict[int, float]:
     """Return the value after the first sampled turn where the episode goes on."""

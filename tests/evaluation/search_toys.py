@@ -71,7 +71,7 @@ class Unreliable(Lock):
 
 
 class Walk(TextEnv):
-    """Ends with "c", or after some turns; pays by the letters. Case does not matter."""
+    """Ends with "c", or after some turns; rewards each letter. Case does not matter."""
 
     def start(self, rng, length: int = 4) -> str:
         self.length, self.walked = length, ""
@@ -85,16 +85,16 @@ class Walk(TextEnv):
         is_over = action == "c" or len(self.walked) == self.length
         return TurnResult(
             f"Walked {self.walked}.",
-            reward=PAY[action],
+            reward=REWARDS[action],
             terminated=is_over,
             success=self.walked == "abab" if is_over else None,
         )
 
     def random_action(self, rng):
-        return str(rng.choice(list(PAY)))
+        return str(rng.choice(list(REWARDS)))
 
 
-PAY = {"a": 0.0, "b": 0.25, "c": 0.5}
+REWARDS = {"a": 0.0, "b": 0.25, "c": 0.5}
 LIMITS = RolloutLimits(None, None, None, None, None, 0, 1.0, DEFAULT_STOP_POLICIES)
 SPACES = (UnicodeText(), UnicodeText())
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from search_toys import PAY, Lock, ScriptedRunner, Walk, scripted_reply
+from search_toys import REWARDS, Lock, ScriptedRunner, Walk, scripted_reply
 from team_helpers import Run, batches, single_config, wake_critic
 from test_tree_search import Algo
 
@@ -126,7 +126,7 @@ def test_a_known_value_stands_for_the_rest_of_the_episode(monkeypatch):
         assert after == (0.0 if is_over else worth(path))
         to_go = after
         for end in range(len(path), 0, -1):
-            to_go = PAY[path[end - 1]] + GAMMA * to_go
+            to_go = REWARDS[path[end - 1]] + GAMMA * to_go
             through.setdefault(path[:end], []).append(to_go)
     turns = {walked(turn): turn for turn in turns_below(root)}
     assert turns.keys() == through.keys()
@@ -253,7 +253,7 @@ def test_the_scorer_estimates_what_the_episode_earns_from_there(loss, pool):
     algo = AlgoWithLearner(run)
     episodes = episodes_of(run)
     for episode in episodes:
-        episode.rewards.data[0] = 0.25  # earned before the place
+        episode.rewards.data[0] = 0.25  # rewarded before the place
     scores = run.learner.score_turns(
         [WholeEpisode(e, module_id="scorer") for e in episodes]
     )
