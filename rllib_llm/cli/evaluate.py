@@ -72,9 +72,10 @@ _Search = Annotated[
     typer.Option(
         metavar="NAME[:KEY=VALUE,...]",
         help="Search for each task: best_of[:n=8] episodes, best_turn[:n=8] replies at "
-        "each turn, or mcts[:simulations=32,width=4,rule=uct|puct,exploration=1.0,"
-        "gamma=1.0], beside plain sampling with the same tokens. Can be given several "
-        "times.",
+        "each turn, beam[:width=4,expand=4], or mcts[:simulations=32,width=4,"
+        "rule=uct|puct,exploration=1.0,gamma=1.0,backup=mean|max,"
+        "evaluate=rollout|critic|scorer], beside plain sampling with the same tokens. "
+        "Can be given several times.",
     ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

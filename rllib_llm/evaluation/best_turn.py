@@ -33,6 +33,7 @@ class TurnSelection:
     Args:
         task: The task.
         number: Its number.
+        width: Replies that are sampled at each turn.
 
     Attributes:
         tokens: Sampled tokens of all replies.
@@ -41,9 +42,9 @@ class TurnSelection:
         failure: Stop reason of an episode that the environment failed.
     """
 
-    def __init__(self, task: Task, number: int):
+    def __init__(self, task: Task, number: int, width: int):
         self.task = dataclasses.replace(task, group_id=number)
-        self.number = number
+        self.number, self.width = number, width
         self.tokens = 0
         self.last: PlayedTurn | None = None
         self.is_over = False
@@ -54,7 +55,7 @@ class TurnSelection:
         """Number of the turn that is selected next."""
         return 0 if self.last is None else self.last.turn + 1
 
-    def next_tasks(self, width: int, snapshots: Snapshots) -> list[Task]:
+    def next_tasks(self, snapshots: Snapshots) -> list[Task]:
         """Return the tasks whose episodes sample the replies at the current place.
 
         They go on for a turn after the reply, which tells whether the reply ended the
@@ -69,19 +70,27 @@ class TurnSelection:
             dataclasses.replace(
                 self.task, rollout=rollout, place=place, max_turns=self.turn + 2
             )
-            for rollout in range(width)
+            for rollout in range(self.width)
         ]
 
     def choose(self, episodes: Sequence[Any], scores: Sequence[float]) -> None:
-        """Play the reply with the best score, of equal ones the first."""
+        """Play the reply with the best score, of equal ones the first.
+
+        Args:
+            episodes: Those of :meth:`next_tasks`, in its order.
+            scores: Score of each reply.
+        """
         turn = self.turn
-        self.tokens += sum(
-            len(e.get_extra_model_outputs(columns.TURN)[turn].action_ids)
-            for e in episodes
-        )
+        self.count_tokens(episodes)
         best = episodes[int(np.argmax(scores))]
         self.last = PlayedTurn(best, turn, self.last)
         self.is_over = len(best) == turn + 1
+
+    def count_tokens(self, episodes: Sequence[Any]) -> None:
+        """Count the tokens of the current turn's replies."""
+        for episode in episodes:
+            reply = episode.get_extra_model_outputs(columns.TURN)[self.turn]
+            self.tokens += len(reply.action_ids)
 
     def outcome(self) -> Outcome:
         """Return the outcome of the turns that were chosen."""
@@ -108,9 +117,23 @@ def select_turns(
     Returns:
         The finished selections, in the order of the tasks.
     """
-    selections = [TurnSelection(task, number) for number, task in enumerate(tasks)]
+    selections = [TurnSelection(task, n, width) for n, task in enumerate(tasks)]
+    finish(runner, selections, score)
+    return selections
+
+
+def finish(
+    runner: LLMEnvRunner, selections: Sequence[TurnSelection], score: EpisodeScore
+) -> None:
+    """Sample and choose turns, of all tasks side by side, until all have ended.
+
+    Args:
+        runner: An EnvRunner with the policy.
+        selections: The selections; their numbers are their places here.
+        score: See :func:`select_turns`.
+    """
     snapshots = Snapshots(runner.config.make_text_env())
-    while wanted := [t for s in selections for t in s.next_tasks(width, snapshots)]:
+    while wanted := [t for s in selections for t in s.next_tasks(snapshots)]:
         by_task: dict[int, list[Any]] = {}
         for number, episode in sample_from_places(runner, wanted):
             if isinstance(episode, str):
@@ -126,4 +149,3 @@ def select_turns(
                 replies = [candidate_episodes(e, selection.turn)[-1] for e in episodes]
                 selection.choose(episodes, score(replies))
     snapshots.close()
-    return selections

@@ -14,8 +14,10 @@ from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
 from rllib_llm.data.types import Task
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation import best_of
+from rllib_llm.evaluation.beam import BeamSettings, search_beams
 from rllib_llm.evaluation.best_turn import TurnSelection, last_logps, select_turns
 from rllib_llm.evaluation.outcomes import Outcome, held_out_tasks
+from rllib_llm.evaluation.place_values import place_values
 from rllib_llm.evaluation.runner import local_runner, runner_in
 from rllib_llm.evaluation.success_statistics import (
     Estimate,
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from rllib_llm.envs.make import EnvSpec
     from rllib_llm.types import LLMAlgorithm, LLMConfig
 
-PLAIN, MCTS, BEST_TURN = "plain", "mcts", "best_turn"
+PLAIN, MCTS, BEST_TURN, BEAM = "plain", "mcts", "best_turn", "beam"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +43,14 @@ class SearchRow:
     Attributes:
         name: ``"plain"``: every sampled episode counts; ``"best_of, SCORE"``: of each
             task the one with the best score; ``"mcts"``: the one that the tree search
-            played; ``"best_turn, SCORE"``: the one whose turns had the best scores.
+            played; ``"best_turn, SCORE"``: the one whose turns had the best scores;
+            ``"beam, SCORE"``: the one with the best score of the beam search.
         success: Share of solved tasks; None if the environment does not say.
         episode_return: Mean return.
         tokens: Sampled tokens per task, those of simulations included; for ``"plain"``
             per episode.
-        episodes: Sampled episodes or simulations per task; 1 for ``"plain"`` and
-            ``"best_turn"``.
+        episodes: Sampled episodes or simulations per task; 1 for ``"plain"``,
+            ``"best_turn"`` and ``"beam"``.
     """
 
     name: str
@@ -85,6 +88,7 @@ def evaluate_search(
     mcts: MctsSettings | None = None,
     episodes: int | None = None,
     best_turn: int | None = None,
+    beam: BeamSettings | None = None,
     env: EnvSpec | None = None,
     env_config: dict[str, Any] | None = None,
 ) -> SearchEvaluation:
@@ -95,28 +99,32 @@ def evaluate_search(
         num_tasks: Number of tasks.
         mcts: Settings of the tree search; None: none.
         episodes: Episodes per task for best of n; None: of each task as many as reach
-            the tokens that the tree search sampled for it, or, without one, those of
-            ``best_turn``.
+            the tokens that another search sampled for it: the first given one of
+            ``mcts``, ``best_turn`` and ``beam``.
         best_turn: Replies that are sampled at each turn, of which the one with the best
             score is played; None: no such row.
+        beam: Settings of the beam search; None: none.
         env: Environment in place of that of training.
         env_config: Its options. For the run's own environment, missing options have
             their values of training.
 
     Raises:
-        ConfigError: If no way to search is given, or episodes of this run cannot begin
-            at places of others.
+        ConfigError: If no way to search is given, episodes of this run cannot begin
+            at places of others, or the run has not trained what ``mcts`` reads.
     """
-    if mcts is None and episodes is None and best_turn is None:
-        raise ConfigError("evaluate_search() needs mcts, episodes, or best_turn.")
+    goes_back = any(each is not None for each in (mcts, best_turn, beam))
+    if episodes is None and not goes_back:
+        raise ConfigError("evaluate_search() needs mcts, episodes, best_turn or beam.")
     runner_of_algo = runner = local_runner(algo)
     if env is not None:
         runner = runner_in(runner_of_algo, env, env_config)
     config = runner.config
-    _check(config, goes_back=mcts is not None or best_turn is not None)
+    _check(config, goes_back=goes_back)
     tasks = held_out_tasks(config, num_tasks)
-    searches: list[Any] = [] if mcts is None else search_tasks(runner, tasks, mcts)
-    selected = {} if best_turn is None else _selections(algo, runner, tasks, best_turn)
+    searches: list[Any] = []
+    if mcts is not None:
+        searches = search_tasks(runner, tasks, mcts, place_values(algo, mcts))
+    selected = _selections(algo, runner, tasks, best_turn, beam)
     before = [searches, *selected.values()] if searches else [*selected.values()]
     samples = [
         best_of.TaskSamples(
@@ -157,7 +165,8 @@ def evaluate_search(
 def _check(config: LLMConfig, *, goes_back: bool) -> None:
     if goes_back and (obstacle := fork_obstacle(config) or one_agent_obstacle(config)):
         raise ConfigError(
-            f"Tree search and best turn: {obstacle} Use best_of, or another run."
+            f"Tree search, best turn and beam search: {obstacle} Use best_of, or "
+            "another run."
         )
     if config.is_multi_agent:
         raise ConfigError(
@@ -167,15 +176,24 @@ def _check(config: LLMConfig, *, goes_back: bool) -> None:
 
 
 def _selections(
-    algo: LLMAlgorithm, runner: LLMEnvRunner, tasks: Sequence[Task], width: int
-) -> dict[str, list[TurnSelection]]:
+    algo: LLMAlgorithm,
+    runner: LLMEnvRunner,
+    tasks: Sequence[Task],
+    best_turn: int | None,
+    beam: BeamSettings | None,
+) -> dict[str, Sequence[TurnSelection]]:
     """Return the tasks played turn by turn, by the name of the row."""
-    scores = {**_scores(algo), "logp": last_logps}
+    scores = _scores(algo)
     del scores["oracle"]  # the environment has not received the replies
-    return {
-        f"{BEST_TURN}, {name}": select_turns(runner, tasks, width, score)
-        for name, score in scores.items()
-    }
+    played: dict[str, Sequence[TurnSelection]] = {}
+    if best_turn is not None:
+        for name, score in {**scores, "logp": last_logps}.items():
+            row = f"{BEST_TURN}, {name}"
+            played[row] = select_turns(runner, tasks, best_turn, score)
+    if beam is not None:
+        for name, score in scores.items():
+            played[f"{BEAM}, {name}"] = search_beams(runner, tasks, beam, score)
+    return played
 
 
 def _scores(algo: LLMAlgorithm) -> dict[str, best_of.EpisodeScore]:
@@ -209,7 +227,7 @@ def _row(
         by_task.setdefault(outcome.task, []).append(outcome)
     tasks = list(by_task.values())
     solved = [[float(o.success) for o in t if o.success is not None] for t in tasks]
-    if name == PLAIN or name.startswith(BEST_TURN):
+    if name == PLAIN or name.startswith((BEST_TURN, BEAM)):
         tokens, episodes = [float(o.tokens or 0) for o in outcomes], [1.0]
     elif name == MCTS:
         tokens, episodes = [float(o.tokens or 0) for o in outcomes], list(simulations)

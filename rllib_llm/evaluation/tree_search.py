@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data, task_of
 from rllib_llm.data.places import Place
 from rllib_llm.data.types import Task
 from rllib_llm.env_runner.episode_tree import PlayedTurn, turns_of
 from rllib_llm.envs.go_to import go_to, snapshot_of
 from rllib_llm.envs.parsing import require_choice, require_float, require_int
+from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.outcomes import Outcome
 from rllib_llm.forks import search_tree
 from rllib_llm.forks.search_tree import TreePlace, TreeTurn
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 
 _MANY = 10**6
+
+ROLLOUT = "rollout"
+EVALUATIONS = (ROLLOUT, "critic", "scorer")
+
+PlaceValues = Callable[[Sequence[Any]], Sequence[float]]
+"""Estimates of the return from the place before the last turn of each episode on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,9 +47,15 @@ class MctsSettings:
         exploration: Factor of the term for rarely visited turns, in units of the
             return.
         gamma: Discount per turn of the simulated returns.
+        backup: Value of a turn: the ``"mean"`` of the returns from it on, or their
+            ``"max"``.
+        evaluate: Value of a new turn: the return of a whole sampled episode
+            (``"rollout"``), or that of the place after it, by the run's value head
+            (``"critic"``) or its scorer (``"scorer"``).
 
     Raises:
-        ConfigError: If a value is out of range.
+        ConfigError: If a value is out of range, or ``backup="max"`` would keep the
+            largest estimate.
     """
 
     simulations: int = 32
@@ -49,6 +63,8 @@ class MctsSettings:
     rule: str = "uct"
     exploration: float = 1.0
     gamma: float = 1.0
+    backup: str = "mean"
+    evaluate: str = ROLLOUT
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -57,6 +73,14 @@ class MctsSettings:
         require_choice("rule", self.rule, tuple(search_tree.SCORES))
         require_float("exploration", self.exploration, 0.0, _MANY)
         require_float("gamma", self.gamma, 0.0, 1.0)
+        require_choice("backup", self.backup, search_tree.BACKUPS)
+        require_choice("evaluate", self.evaluate, EVALUATIONS)
+        if self.backup == "max" and self.evaluate != ROLLOUT:
+            raise ConfigError(
+                f"backup='max' beside evaluate={self.evaluate!r}: it keeps the largest "
+                "return seen, and the largest estimate of one would never be "
+                "corrected. Use backup='mean', or evaluate='rollout'."
+            )
 
     @property
     def score(self) -> search_tree.Score:
@@ -149,7 +173,7 @@ class TaskSearch:
             )
             self.simulations += 1
             if path and path[-1].after is None:
-                search_tree.backup(path, self.settings.gamma)
+                search_tree.backup(path, self.settings.gamma, self.settings.backup)
                 continue
             self._path, self._num_sampled = path, self._num_sampled + 1
             sample = path[-1].data if path else self.here.data
@@ -157,11 +181,27 @@ class TaskSearch:
                 self.task,
                 rollout=self._num_sampled - 1,
                 place=sample and snapshots.place_after(sample, self.task),
+                max_turns=self._max_turns(sample),
             )
         return None
 
-    def add(self, episode: Any) -> None:
-        """Add the episode of the task that :meth:`next_task` returned."""
+    def _max_turns(self, before: PlayedTurn | None) -> int | None:
+        """Return the turns of an episode: to its end, or one and the turn after it.
+
+        The turn after it tells whether the one before ended the episode.
+        """
+        if self.settings.evaluate == ROLLOUT:
+            return self.task.max_turns
+        return 2 if before is None else before.turn + 3
+
+    def add(self, episode: Any, value: float | None = None) -> None:
+        """Add the episode of the task that :meth:`next_task` returned.
+
+        Args:
+            episode: The episode.
+            value: Value of the place before its last turn, which is then left out;
+                None: the return alone counts.
+        """
         assert self.here is not None
         data = episode_data(episode)
         grown = (self._path[-1].after if self._path else None) or self.here
@@ -169,8 +209,14 @@ class TaskSearch:
         if len(episode) == data.fork_turn:
             self.failure = "no turn fits into the context"
             return
-        new = search_tree.add(grown, turns_of(episode, grown.data))
-        search_tree.backup([*self._path, *new], self.settings.gamma)
+        turns = list(turns_of(episode, grown.data))
+        if value is not None:
+            turns.pop()
+            turn = episode.get_extra_model_outputs(columns.TURN)[-1]
+            self.tokens -= len(turn.action_ids)
+        path = [*self._path, *search_tree.add(grown, turns)]
+        settings = self.settings
+        search_tree.backup(path, settings.gamma, settings.backup, value or 0.0)
 
     def outcome(self, number: int) -> Outcome:
         """Return the outcome of the turns that were played."""
@@ -196,7 +242,10 @@ class TaskSearch:
 
 
 def search_tasks(
-    runner: LLMEnvRunner, tasks: Sequence[Task], settings: MctsSettings
+    runner: LLMEnvRunner,
+    tasks: Sequence[Task],
+    settings: MctsSettings,
+    values: PlaceValues | None = None,
 ) -> list[TaskSearch]:
     """Search tasks side by side, one simulation of each at a time.
 
@@ -204,10 +253,12 @@ def search_tasks(
         runner: An EnvRunner with the policy.
         tasks: The tasks.
         settings: Settings of the search.
+        values: Values of places, for other settings of ``evaluate`` than "rollout".
 
     Returns:
         The finished searches, in the order of the tasks.
     """
+    assert (values is None) == (settings.evaluate == ROLLOUT), settings.evaluate
     # The number names the task: episodes keep their task without its place.
     numbered = [dataclasses.replace(t, group_id=n) for n, t in enumerate(tasks)]
     searches = [TaskSearch(task, settings) for task in numbered]
@@ -216,15 +267,30 @@ def search_tasks(
     while running:
         requests = [(search, search.next_task(snapshots)) for search in running]
         running = [search for search, task in requests if task is not None]
-        for number, episode in sample_from_places(
-            runner, [t for _, t in requests if t]
-        ):
+        sampled = sample_from_places(runner, [t for _, t in requests if t])
+        value_of = {} if values is None else _values_after(sampled, values)
+        for number, episode in sampled:
             if isinstance(episode, str):
                 searches[number].failure = episode
             else:
-                searches[number].add(episode)
+                searches[number].add(episode, value_of.get(number))
     snapshots.close()
     return searches
+
+
+def _values_after(
+    sampled: Sequence[tuple[int, Any]], values: PlaceValues
+) -> dict[int, float]:
+    """Return the value after the first sampled turn where the episode goes on."""
+    going_on = {
+        number: episode
+        for number, episode in sampled
+        if not isinstance(episode, str)
+        and len(episode) > episode_data(episode).fork_turn + 1
+    }
+    if not going_on:
+        return {}
+    return dict(zip(going_on, values([*going_on.values()]), strict=True))
 
 
 def sample_from_places(

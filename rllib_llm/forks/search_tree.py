@@ -23,7 +23,7 @@ class TreeTurn:
             merged the highest.
         after: The place after it; None if it ended the episode.
         visits: Number of simulations that went through it (N).
-        value: Mean of their discounted returns from this turn on (Q).
+        value: Mean or maximum of their discounted returns from this turn on (Q).
         data: The caller's record of it.
     """
 
@@ -170,15 +170,19 @@ SCORES = {"uct": uct_scores, "puct": puct_scores}
 BACKUPS = ("mean", "max")
 
 
-def backup(path: Sequence[TreeTurn], gamma: float, by: str = "mean") -> None:
+def backup(
+    path: Sequence[TreeTurn], gamma: float, by: str = "mean", after: float = 0.0
+) -> None:
     """Count one simulation: ``N += 1; Q += (G - Q) / N`` for each of its turns.
 
     Args:
-        path: The turns of the simulation, up to the end of the episode.
+        path: The turns of the simulation, up to the end of the episode, or to a place
+            whose value is known.
         gamma: Discount per turn; G is the discounted return from each turn on.
         by: "mean" as above; "max": ``Q = max(Q, G)``.
+        after: Value of the place after the last turn; 0 at the end of the episode.
     """
-    to_go = 0.0
+    to_go = after
     for turn in reversed(path):
         to_go = turn.reward + gamma * to_go
         turn.visits += 1

@@ -8,6 +8,7 @@ from team_helpers import Pair, Run, single_config, team_config
 from rllib_llm.cli.implementation.search import parse_searches, report
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation import best_of
+from rllib_llm.evaluation.beam import BeamSettings
 from rllib_llm.evaluation.outcomes import held_out_tasks
 from rllib_llm.evaluation.search_summary import evaluate_search
 from rllib_llm.evaluation.tree_search import MctsSettings, search_tasks
@@ -173,18 +174,25 @@ def test_best_of_n_takes_the_highest_score(lock):
 
 
 def test_options_of_the_command():
-    mcts, episodes, width = parse_searches(["mcts:simulations=8,rule=puct", "best_of"])
-    assert (mcts.simulations, mcts.rule, episodes, width) == (8, "puct", None, None)
-    assert parse_searches(["best_of"]) == (None, 8, None)
-    assert parse_searches(["best_of:n=3"]) == (None, 3, None)
-    assert parse_searches(["best_turn"]) == (None, None, 8)
-    assert parse_searches(["best_of", "best_turn:n=4"]) == (None, None, 4)
+    none = dict.fromkeys(("mcts", "episodes", "best_turn", "beam"))
+    settings = MctsSettings(simulations=8, rule="puct", backup="max")
+    text = "mcts:simulations=8,rule=puct,backup=max"
+    assert parse_searches([text, "best_of"]) == {**none, "mcts": settings}
+    assert parse_searches(["mcts:evaluate=critic"])["mcts"].evaluate == "critic"
+    assert parse_searches(["best_of"]) == {**none, "episodes": 8}
+    assert parse_searches(["best_of:n=3"]) == {**none, "episodes": 3}
+    assert parse_searches(["best_turn"]) == {**none, "best_turn": 8}
+    assert parse_searches(["best_of", "best_turn:n=4"]) == {**none, "best_turn": 4}
+    assert parse_searches(["beam", "best_of"]) == {**none, "beam": BeamSettings()}
+    beam = BeamSettings(width=2, expand=3)
+    given = parse_searches(["beam:width=2,expand=3", "best_of:n=5"])
+    assert given == {**none, "beam": beam, "episodes": 5}
 
 
 @pytest.mark.parametrize(
     "texts, message",
     [
-        (["beam"], "--search='beam' must be one of mcts, best_of, best_turn"),
+        (["a_star"], "'a_star' must be one of mcts, best_of, best_turn, beam"),
         (["mcts", "mcts"], "given twice"),
         (["mcts:widht=2"], "no option 'widht'. Did you mean 'width'"),
         (["mcts:width=0"], "width=0 must be an int from 1"),
@@ -194,6 +202,15 @@ def test_options_of_the_command():
         (["best_of:n=0"], "n=0 must be an int from 1"),
         (["best_turn:n=1"], "n=1 must be an int from 2"),
         (["best_turn:width=2"], "no option 'width'"),
+        (["beam:n=2"], "beam has no option 'n'"),
+        (["beam:width=0"], "width=0 must be an int from 1"),
+        (["beam:expand=0"], "expand=0 must be an int from 1"),
+        (["mcts:backup=sum"], "backup='sum' must be one of mean, max"),
+        (["mcts:evaluate=judge"], "evaluate='judge' must be one of rollout, critic"),
+        (
+            ["mcts:backup=max,evaluate=critic"],
+            "beside evaluate='critic'.*backup='mean', or evaluate='rollout'",
+        ),
     ],
 )
 def test_wrong_options_are_refused(texts, message):
@@ -204,9 +221,11 @@ def test_wrong_options_are_refused(texts, message):
 def test_teams_are_refused():
     algo = Algo(Run(team_config(Pair), learner=False))
     with pytest.raises(
-        ConfigError, match=r"Tree search and best turn: .*agents ann_0, ben_0"
+        ConfigError, match=r"Tree search, best turn and beam.*agents ann_0, ben_0"
     ):
         evaluate_search(algo, 2, mcts=SETTINGS)
+    with pytest.raises(ConfigError, match=r"Tree search, best turn and beam"):
+        evaluate_search(algo, 2, beam=BeamSettings())
     with pytest.raises(ConfigError, match="Best of n scores episodes of one agent"):
         evaluate_search(algo, 2, episodes=2)
     with pytest.raises(ConfigError, match="needs mcts, episodes"):

@@ -15,6 +15,7 @@ from rllib_llm.cli.load_run import load_algorithm, locate
 from rllib_llm.cli.session import ray_session
 from rllib_llm.envs.parsing import require_choice, require_int
 from rllib_llm.errors import ConfigError, did_you_mean
+from rllib_llm.evaluation.beam import BeamSettings
 from rllib_llm.evaluation.search_summary import SearchEvaluation, evaluate_search
 from rllib_llm.evaluation.success_statistics import Estimate
 from rllib_llm.evaluation.tree_search import MctsSettings
@@ -22,18 +23,20 @@ from rllib_llm.evaluation.tree_search import MctsSettings
 _BEST_OF = "best_of"
 _MCTS = "mcts"
 _BEST_TURN = "best_turn"
+_BEAM = "beam"
 _NUM = 8  # of best_of and best_turn
 _MANY = 10**6
 
 
-def parse_searches(
-    texts: Sequence[str],
-) -> tuple[MctsSettings | None, int | None, int | None]:
-    """Return the settings of the tree search, the n of best of n, that of best turn.
+def parse_searches(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of :func:`evaluate_search` that name the searches.
 
     Args:
-        texts: ``mcts``, ``best_of`` and ``best_turn``, each at most once, as
+        texts: ``mcts``, ``best_of``, ``best_turn`` and ``beam``, each at most once, as
             ``NAME[:key=value,...]``.
+
+    Returns:
+        ``mcts``, ``episodes``, ``best_turn`` and ``beam``; None for those without.
 
     Raises:
         ConfigError: If a name, an option or a value is not allowed.
@@ -41,17 +44,17 @@ def parse_searches(
     given: dict[str, dict[str, Any]] = {}
     for text in texts:
         name, options = parse_env(text)
-        require_choice("--search", name, (_MCTS, _BEST_OF, _BEST_TURN))
+        require_choice("--search", name, (_MCTS, _BEST_OF, _BEST_TURN, _BEAM))
         if name in given:
             raise ConfigError(f"--search {name} is given twice. Remove one of them.")
         given[name] = options
-    names = {_MCTS: {f.name for f in dataclasses.fields(MctsSettings)}}
+    settings = {_MCTS: MctsSettings, _BEAM: BeamSettings}
+    names = {n: {f.name for f in dataclasses.fields(c)} for n, c in settings.items()}
     names |= {_BEST_OF: {"n"}, _BEST_TURN: {"n"}}
     for name, options in given.items():
         for option in options.keys() - names[name]:
             hint = did_you_mean(option, names[name])
             raise ConfigError(f"--search {name} has no option {option!r}. {hint}")
-    mcts = MctsSettings(**given[_MCTS]) if _MCTS in given else None
     episodes = best_turn = None
     if _BEST_OF in given:
         # Beside another search: as many as its tokens allow, unless n is given.
@@ -62,7 +65,12 @@ def parse_searches(
     if _BEST_TURN in given:
         best_turn = given[_BEST_TURN].get("n", _NUM)
         require_int("n", best_turn, 2, _MANY)
-    return mcts, episodes, best_turn
+    return {
+        "mcts": MctsSettings(**given[_MCTS]) if _MCTS in given else None,
+        "episodes": episodes,
+        "best_turn": best_turn,
+        "beam": BeamSettings(**given[_BEAM]) if _BEAM in given else None,
+    }
 
 
 def evaluate(
@@ -91,7 +99,7 @@ def evaluate(
     """
     if run is None:
         raise ConfigError("--search needs RUN: a run's folder or name.")
-    mcts, best_of, best_turn = parse_searches(texts)
+    searches = parse_searches(texts)
     env_specs = parse_envs(envs) or [(None, {})]
     paths = locate(run, storage)
     with ray_session():
@@ -99,18 +107,13 @@ def evaluate(
         head = {
             "checkpoint": str(paths.checkpoint),
             "iteration": algo.training_iteration,
-            "mcts": None if mcts is None else dataclasses.asdict(mcts),
+            **{
+                name: dataclasses.asdict(searches[name]) if searches[name] else None
+                for name in (_MCTS, _BEAM)
+            },
         }
         results = [
-            evaluate_search(
-                algo,
-                episodes,
-                mcts=mcts,
-                episodes=best_of,
-                best_turn=best_turn,
-                env=env,
-                env_config=options,
-            )
+            evaluate_search(algo, episodes, **searches, env=env, env_config=options)
             for env, options in env_specs
         ]
         algo.stop()
