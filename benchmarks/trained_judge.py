@@ -79,14 +79,14 @@ def train_judge(rows: int, seed: int, folder: Path) -> dict[str, Any]:
 
 def accuracy(judge: Judge) -> dict[str, Any]:
     """Return the judge's accuracy on all pairs, and the wrong ones that it accepts."""
-    said = {
+    accepts = {
         (word, reply): judge.score(question(word, reply)) > 0
         for word in WORDS
         for reply in WORDS
     }
-    right = float(np.mean([said[word, word] for word in WORDS]))
-    wrong = [pair for pair in said if pair[0] != pair[1]]
-    accepted = [pair for pair in wrong if said[pair]]
+    right = float(np.mean([accepts[word, word] for word in WORDS]))
+    wrong = [pair for pair in accepts if pair[0] != pair[1]]
+    accepted = [pair for pair in wrong if accepts[pair]]
     return {
         "accuracy": (right + 1 - len(accepted) / len(wrong)) / 2,
         "right_accepted": right,

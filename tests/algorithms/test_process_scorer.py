@@ -47,7 +47,7 @@ def slow_labels(whole, kind):
 
 
 def same_place(one, other, turn):
-    """Whether two rollouts are one before a turn: both from the prompt, or forked."""
+    """True if two rollouts are one before a turn: at the prompt, or by a fork."""
 
     def began(rollout):
         # The rollout that sampled the turn before.

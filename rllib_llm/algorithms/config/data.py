@@ -90,7 +90,7 @@ class DataSettings(DeclaredSettings):
         """Set ``data.files`` and their reader by RLlib's words for offline data.
 
         Args:
-            input_: What the reader reads: a path or URI, or several.
+            input_: Paths or URIs, for the reader.
             input_read_method: Function of ``ray.data``.
             input_read_method_kwargs: Its other arguments.
             **others: RLlib's other settings of offline data; none is supported.

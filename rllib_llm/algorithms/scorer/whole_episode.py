@@ -22,7 +22,7 @@ class WholeEpisode:
         episode: The SingleAgentEpisode.
         module_id: RLModule that gets its rows; None: as recorded.
         success: Whether it solved its task; None: as recorded.
-        rewards: What is learned of each turn in the rewards' place; None: they. [H]
+        rewards: Reward, or label, of each turn; None: as recorded. [H]
     """
 
     def __init__(
