@@ -114,7 +114,7 @@ class Back(TextEnv):
     ) -> tuple[str, dict[str, Any]]:
         """Start an episode; info holds the ``tools`` of a task that has some."""
         prompt, info = super().reset(seed=seed, options=options)
-        return prompt, {**info, **self._tools}
+        return prompt, info | self._tools
 
     def parse(self, completion: str) -> tuple[str, Any] | None:
         """Return ``("back", K)`` or ``("task", text)``; None if the task reads none."""

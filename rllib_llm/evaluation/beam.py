@@ -116,7 +116,7 @@ class BeamSearch(TurnSelection):
             number = index // self.width
             before = self.kept[number]
             # The episode has a turn more, which is not read.
-            turn = next(turns_of(episode, before and before.last))
+            turn = next(turns_of(episode, before.last if before else None))
             key = (number, turn.key)
             if key not in best_of_turn or score > best_of_turn[key].score:
                 best_of_turn[key] = Prefix(turn.data, score, turn.is_last)
