@@ -13,6 +13,7 @@ from ray.rllib.core.columns import Columns
 from rllib_llm.connectors.learner.token_gae import episode_gae, token_penalties
 from rllib_llm.connectors.pipelines import gae_settings
 from rllib_llm.data import columns
+from rllib_llm.losses.action_distillation import ActionProbs
 from rllib_llm.modules.action_head import score_weight
 from rllib_llm.recipes import shipped_recipes
 
@@ -83,12 +84,20 @@ def test_vapo_imitates_solved_episodes():
 
 @pytest.mark.parametrize("update, weight", [(0, 10), (10, 5.05), (20, 0.1), (99, 0.1)])
 def test_llm4teach_lets_its_teacher_fade(update, weight):
-    """A choice the teacher makes twice as often as the student is pulled up twice."""
-    teacher = torch.tensor([[-2.0, -2.0 + math.log(2), -7.0]], dtype=torch.float64)
-    batch, logp = tokens([1.0] * 3, [0] * 3, ref_logp=teacher, update=update)
+    """Every admissible action is pulled up by its probability under the teacher."""
+    teacher = [0.7, 0.2, 0.1]
+    actions = choices([0.5, 0.25, 0.25], teacher)
+    batch, _ = tokens([1.0] * 3, [0] * 3, actions=actions, update=update)
     ((_, loss),) = config_of("llm4teach").build_composed_loss().term_losses(batch)
-    slope = torch.autograd.grad(loss.sum(), logp)[0][0]
-    assert slope.tolist() == approx([-weight, -2 * weight, -weight * math.exp(-5)])
+    slope = torch.autograd.grad(loss.sum(), actions.logps)[0]
+    assert slope.tolist() == 3 * [approx([-weight * p for p in teacher])]
+
+
+def choices(student, teacher):
+    """Three turns at tokens 0 to 2, each a choice among the same actions."""
+    logps = torch.tensor([student] * 3, dtype=torch.float64).log().requires_grad_()
+    reference = torch.tensor([teacher] * 3, dtype=torch.float64).log()
+    return ActionProbs(logps, torch.zeros(3).long(), torch.arange(3), reference)
 
 
 WITH_COMPONENTS = [
@@ -106,7 +115,12 @@ def test_masked_tokens_have_no_part_and_nothing_gives_zero(name):
     last = 1 if config.policy_loss == {"name": "nll", "above": 0.05} else -1
     for mask in ([True, False, True], [False] * 3):
         advantages = [1, -50, last]
-        batch, logp = tokens([1.05, 3.0, 0.95], advantages, mask=torch.tensor([mask]))
+        batch, logp = tokens(
+            [1.05, 3.0, 0.95],
+            advantages,
+            mask=torch.tensor([mask]),
+            actions=choices([0.5, 0.5], [0.5, 0.5]),
+        )
         total = components.policy_loss(batch)[0].sum()
         total = total + sum(loss.sum() for _, loss in components.term_losses(batch))
         slope = torch.autograd.grad(total, logp)[0][0]
