@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +47,9 @@ def read_by_ray_data(source: str, method: str, kwargs: Mapping[str, Any]) -> str
     files = _files_of_process()
     if key not in files.paths:
         path = Path(files.folder) / f"{len(files.paths)}.jsonl"
-        where = source if "://" in source else absolute_path(source)
+        # Tune has left the working folder; what is no path there stays as it is.
+        local = absolute_path(source)
+        where = local if os.path.exists(local) else source
         write_once(path, functools.partial(_write, where, method, kwargs))
         files.paths[key] = str(path)
     return files.paths[key]
@@ -86,7 +89,8 @@ def _write(source: str, method: str, kwargs: Mapping[str, Any], out: IO[str]) ->
         ImportError,
         pyarrow.ArrowException,
     ) as error:
-        arguments = "".join(f", {k}={v!r}" for k, v in kwargs.items())
+        # Without their values, among which may be keys of a store.
+        arguments = "".join(f", {name}=..." for name in kwargs)
         raise ConfigError(
             f"data.files={source!r}: ray.data.{method}({source!r}{arguments}) failed: "
             f"{summarize(error)}. Correct data.files, data.read_method or "

@@ -67,16 +67,9 @@ class Retrieval:
     agents: frozenset[str] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class BankView:
-    """The entries of a bank as they were when it was made; a TextSource.
+class RetrievalSource:
+    """Base class of sources of texts that a search finds."""
 
-    Attributes:
-        entries: The entries of one scope.
-        retrieval: Settings of the search.
-    """
-
-    entries: tuple[Entry, ...]
     retrieval: Retrieval
 
     @property
@@ -93,6 +86,19 @@ class BankView:
     def options(self) -> dict[str, Any]:
         """No options of the environment."""
         return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class BankView(RetrievalSource):
+    """The entries of a bank as they were when it was made; a TextSource.
+
+    Attributes:
+        entries: The entries of one scope.
+        retrieval: Settings of the search.
+    """
+
+    entries: tuple[Entry, ...]
+    retrieval: Retrieval
 
     @functools.cached_property
     def _index(self) -> TfIdf:

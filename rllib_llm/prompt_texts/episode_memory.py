@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rllib_llm.assistants.questions import transcript
 from rllib_llm.data.added_texts import AddedText, LaterTexts
 from rllib_llm.prompt_texts.asked import one_line
-from rllib_llm.prompt_texts.bank import Bank, Retrieval
+from rllib_llm.prompt_texts.bank import Bank, Retrieval, RetrievalSource
 
 
 @dataclasses.dataclass(frozen=True)
-class EpisodeMemory(LaterTexts):
+class EpisodeMemory(RetrievalSource, LaterTexts):
     """A memory that begins empty in each episode; each turn writes a text.
 
     It is computed from the turns before, so that there is nothing to restore.
@@ -32,21 +31,6 @@ class EpisodeMemory(LaterTexts):
     capacity: int
     similar: float | None
     retrieval: Retrieval
-
-    @property
-    def heading(self) -> str:
-        """The line before the texts."""
-        return self.retrieval.heading
-
-    @property
-    def agents(self) -> frozenset[str] | None:
-        """AgentIDs that write and read; None: all."""
-        return self.retrieval.agents
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """No options of the environment."""
-        return {}
 
     def texts_for(self, observation: str) -> list[AddedText]:
         """Return no texts: nothing was written before the first message."""

@@ -107,7 +107,7 @@ def test_shares_mix_sources(folder):
                 "read_method": "read_json",
                 "read_method_kwargs": {"a": 1},
             },
-            r"read_json\('/no', a=1\) failed",
+            r"read_json\('/no', a=\.\.\.\) failed",
         ),
         ({"files": "stage:rl", "read_method": "read_json"}, "does not read 'stage:rl'"),
         ({"files": "x", "read_method_kwargs": {"a": 1}}, "read_method is None"),

@@ -89,20 +89,24 @@ class TrainsScorer(RLlibAlgorithm):
             trajectory.scores = scores
 
     def _score(self, episodes: SampledEpisodes) -> None:
-        whole = _whole(episodes)
+        whole = self._with_labels(episodes)
         for trajectory, scores in zip(
             episodes.trajectories, self.score_turns(whole), strict=True
         ):
             trajectory.scores = scores
         self._log_scores(episodes)
-        if self.config.scorer_loss == PROCESS:
-            table = episodes.table()
-            labels = table.split(process_labels(table, self.config.scorer_labels))
-            whole = [
-                WholeEpisode(episode, module_id=SCORER_MODULE, rewards=of_turns)
-                for episode, of_turns in zip(episodes, labels, strict=True)
-            ]
         self._to_learn += whole
+
+    def _with_labels(self, episodes: SampledEpisodes) -> list[WholeEpisode]:
+        """Return whole episodes with what the scorer learns of their turns."""
+        if self.config.scorer_loss != PROCESS:
+            return _whole(episodes)
+        table = episodes.table()
+        labels = table.split(process_labels(table, self.config.scorer_labels))
+        return [
+            WholeEpisode(episode, module_id=SCORER_MODULE, rewards=of_turns)
+            for episode, of_turns in zip(episodes, labels, strict=True)
+        ]
 
     def score_turns(self, episodes: Sequence[WholeEpisode]) -> list[list[float]]:
         """Return the scores of the turns of each episode. [H] each
