@@ -9,10 +9,12 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 # Test processes. All tests of a file run in one, which keeps its fixtures and its Ray.
 WORKERS ?= 2
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+# A test that hangs fails after 20 minutes, and the others go on.
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
+	--timeout 1200
 # Slow tests start processes with time limits, which a busy machine exceeds: one that
 # fails by such a limit runs once more, and the summary names it.
-RERUN = --reruns 1 --only-rerun 'monotonic|[Tt]imed out|Timeout' -raR
+RERUN = --reruns 1 --only-rerun 'monotonic|[Tt]imed out|Timeout(Error)?:' -raR
 TORCH = $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help

@@ -145,6 +145,7 @@ setup(
         "dev": [
             *TEST,
             "pytest-rerunfailures>=16,<17",
+            "pytest-timeout>=2.4,<3",
             "pytest-xdist>=3.8,<4",
             "ruff>=0.14",
             "mypy>=2.3,<3",

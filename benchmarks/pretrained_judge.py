@@ -15,6 +15,7 @@ import argparse
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,6 +28,7 @@ from rllib_llm.offline.prepare_model import checkpoint_folder
 
 Judged = tuple[str, bool]  # a question to the judge, and whether the answer is right
 WORDS = ("red", "blue", "left", "right", "north", "apple", "river", "stone", "cloud")
+QUESTION = "Is the reply right? Answer yes or no."
 
 
 def same_words(_: int) -> Iterator[Judged]:
@@ -61,10 +63,9 @@ def countries(count: int) -> Iterator[Judged]:
 
 
 class Judge:
-    """The model with its chat template."""
+    """A model with its chat template."""
 
-    def __init__(self) -> None:
-        folder = checkpoint_folder("smollm2-135m")
+    def __init__(self, folder: str | Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.yes, self.no = (
@@ -73,9 +74,8 @@ class Judge:
         )
 
     @torch.no_grad()
-    def score(self, text: str) -> float:
+    def score(self, question: str) -> float:
         """Return log p(yes) - log p(no), each the more likely of two spellings."""
-        question = f"{text}\nIs the reply right? Answer yes or no."
         ids = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": question}],
             add_generation_prompt=True,
@@ -93,11 +93,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     print("| task | questions | right above wrong | says yes |\n|---|---|---|---|")
-    judge = Judge()
+    judge = Judge(checkpoint_folder("smollm2-135m"))
     for task in (same_words, sums, countries):
         scores: dict[bool, list[float]] = {True: [], False: []}
         for text, is_right in task(args.questions):
-            scores[is_right].append(judge.score(text))
+            scores[is_right].append(judge.score(f"{text}\n{QUESTION}"))
         right, wrong = (np.array(scores[key])[:, None] for key in (True, False))
         above = float(np.mean((right > wrong.T) + 0.5 * (right == wrong.T)))
         says_yes = float(np.mean(np.concatenate([right, wrong]) > 0))

@@ -8,13 +8,15 @@ Writes:  benchmarks/results/sft_files_<model>.json
 The rows are demonstrations of an environment's expert as conversations in chat format.
 The peer gets the ids and labels of the rows that this package renders, so that both
 train on equal tokens, with AdamW, a constant learning rate, and gradients clipped at
-norm 1. Times are of the training loop alone; this package's includes rendering.
+norm 1. Both train at the same time, each with one thread (``--in-turn``: one after the
+other). Times are of the training loop alone; this package's includes rendering.
 Held-out loss and success of both models are computed by the same code.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -30,7 +32,7 @@ HELD_OUT_ROWS = 100
 
 
 def main() -> None:
-    """Train both, one after the other, and write the record."""
+    """Train both, each on one core, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer-python", required=True)
     parser.add_argument("--model", default="tiny")
@@ -41,20 +43,24 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--held-out", type=int, default=100, help="Tasks.")
+    parser.add_argument("--env-config", type=json.loads, default={}, help="JSON.")
+    parser.add_argument("--in-turn", action="store_true", help="Not side by side.")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="sft_files_"))
-    record = {**vars(given), **_ours(given, folder)}
-    job = {
-        **{k: getattr(given, k) for k in ("batch", "lr", "epochs", "seed")},
-        "model": record.pop("start"),
-        "rows": str(folder / "tokens.jsonl"),
-        "out": str(folder / "peer"),
-    }
-    (folder / "job.json").write_text(json.dumps(job))
-    command = [given.peer_python, __file__, "--peer", str(folder / "job.json")]
+    config, start, tokens = _write_rows(given, folder)
+    record = {**vars(given), "before": _quality(given, folder, start)}
+    command = [given.peer_python, __file__, "--peer", _write_job(given, folder, start)]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    subprocess.run(command, check=True, env=environment)
+    with contextlib.ExitStack() as stack:
+        if not given.in_turn:
+            peer = stack.enter_context(subprocess.Popen(command, env=environment))
+        record["ours"] = {"tokens": tokens, "seconds": _train(given, folder, config)}
+        if given.in_turn:
+            subprocess.run(command, check=True, env=environment)
+        elif peer.wait():
+            raise SystemExit(f"The peer ended with status {peer.returncode}.")
     record["peer"] = json.loads((folder / "peer.json").read_text())
+    record["ours"] |= _quality(given, folder, str(folder / "ours"))
     record["peer"] |= _quality(given, folder, str(folder / "peer"))
     rates = [record[who]["tokens"] / record[who]["seconds"] for who in ("ours", "peer")]
     record["tokens_per_s"] = dict(zip(("ours", "peer"), rates, strict=True))
@@ -74,7 +80,7 @@ def _config(given: argparse.Namespace) -> Any:
 
     return (
         SFTConfig()
-        .environment(given.env)
+        .environment(given.env, env_config=given.env_config)
         .language_model(model=given.model)
         .rollouts(episodes_per_iteration=given.rows)
         .training(lr=given.lr, minibatch_size=given.batch)
@@ -82,8 +88,8 @@ def _config(given: argparse.Namespace) -> Any:
     )
 
 
-def _ours(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Write the rows, train on them, and return start and result."""
+def _write_rows(given: argparse.Namespace, folder: Path) -> tuple[Any, str, int]:
+    """Write the rows; return the config that trains on them, the start, the tokens."""
     from rllib_llm.offline.conversation_files import parse_row
     from rllib_llm.offline.prepare_model import prepare_language_model
     from rllib_llm.offline.stored_episodes import conversation_episode
@@ -107,7 +113,23 @@ def _ours(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             tokens += len(ids)
             file.write(json.dumps({"input_ids": ids, "labels": labels}) + "\n")
     config.data(files=str(folder / "train.jsonl"))
-    record: dict[str, Any] = {"start": start, "before": _quality(given, folder, start)}
+    return config, start, tokens * given.epochs
+
+
+def _write_job(given: argparse.Namespace, folder: Path, start: str) -> str:
+    """Write what the peer shall do; return the file."""
+    job = {
+        **{k: getattr(given, k) for k in ("batch", "lr", "epochs", "seed")},
+        "model": start,
+        "rows": str(folder / "tokens.jsonl"),
+        "out": str(folder / "peer"),
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    return str(folder / "job.json")
+
+
+def _train(given: argparse.Namespace, folder: Path, config: Any) -> float:
+    """Train on the rows, write the model, and return the seconds."""
     algo = config.build_algo()
     began = time.perf_counter()
     for _ in range(given.epochs):
@@ -116,9 +138,7 @@ def _ours(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     module = algo.learner_group._learner.module["default_policy"].unwrapped()
     module.save_model(folder / "ours")
     algo.stop()
-    trained = {"tokens": tokens * given.epochs, "seconds": seconds}
-    record["ours"] = trained | _quality(given, folder, str(folder / "ours"))
-    return record
+    return seconds
 
 
 def _demonstrations(config: Any, renderer: Any, count: int, seed: int) -> list[str]:

@@ -45,23 +45,14 @@ def ray_session():
     """Start one local Ray for the whole test session."""
     import ray
 
-    if not ray.is_initialized():
-        _start_ray(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    from rllib_llm.cli.session import start_ray
+
+    # Ray may have started by itself, for a test without this fixture, and then has the
+    # machine's CPUs: too few for some tests, which would wait for more.
+    ray.shutdown()
+    start_ray(num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-
-
-def _start_ray(**settings):
-    """Start Ray; once more if its node was not up within Ray's fixed 30 seconds."""
-    import ray
-
-    try:
-        ray.init(**settings)
-    except Exception as error:
-        if "timed out" not in str(error):
-            raise
-        ray.shutdown()
-        ray.init(**settings)
 
 
 _NIGHTLY = [

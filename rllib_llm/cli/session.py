@@ -57,6 +57,22 @@ def quiet_loggers() -> None:
         logging.getLogger(name).setLevel(level)
 
 
+def start_ray(**options: Any) -> None:
+    """Start or join Ray; once more if its node was not up within Ray's fixed 30 s.
+
+    A busy machine needs longer than that, and Ray has no setting for it.
+    """
+    import ray
+
+    try:
+        ray.init(**options)
+    except Exception as error:  # Ray raises no class of its own here
+        if "timed out during startup" not in str(error):
+            raise
+        ray.shutdown()
+        ray.init(**options)
+
+
 @contextlib.contextmanager
 def ray_session(*, cpus: float = 1, verbose: bool = False) -> Iterator[None]:
     """Run a block with Ray; start a local session if none is running.
@@ -78,7 +94,7 @@ def ray_session(*, cpus: float = 1, verbose: bool = False) -> Iterator[None]:
         if "RAY_ADDRESS" not in os.environ:
             options["num_cpus"] = max(os.cpu_count() or 1, int(cpus + 0.999))
             options["include_dashboard"] = False
-        ray.init(**options)
+        start_ray(**options)
     if not verbose:
         quiet_loggers()  # again: ray.init resets the levels
     try:

@@ -24,7 +24,8 @@ class Entry:
         key: Text that observations are compared with.
         text: Text that agents read.
         scope: Entries are found in their scope alone; "": everywhere.
-        reward: Mean return of the episode that wrote it and of those that read it.
+        reward: Mean return of the episode that wrote it, if that counts, and of those
+            that read it.
         count: Number of these episodes.
         uses: Number of episodes that read it.
     """
@@ -153,27 +154,48 @@ class Bank:
         self.capacity, self.similar = capacity, similar
         self.entries: list[Entry] = []
         self._next = 1
+        self._dropped: set[tuple[str, str, str]] = set()  # scope, key, text
 
     def write(
-        self, key: str, text: str, episode_return: float, scope: str = ""
+        self,
+        key: str,
+        text: str,
+        episode_return: float,
+        scope: str = "",
+        *,
+        counts: bool = True,
     ) -> Operation:
         """Add a text, or replace that of the entry with the most similar key.
 
+        Args:
+            key: First observation of the episode that writes.
+            text: The text.
+            episode_return: The episode's return.
+            scope: Scope of the entry.
+            counts: The return is one of the text: the episode did what the text says.
+
         Returns:
             "add" if no key is similar; "update" if the entry's text differs and its
-            mean return is smaller; else "noop". The entry keeps its number.
+            mean return is smaller; else "noop", as for a text that was dropped. The
+            entry keeps its number.
         """
+        if (scope, key, text) in self._dropped:
+            return "noop"
         entry = self._concerned(key, text, scope)
+        if entry is not None and entry.text == text:
+            if counts:
+                entry.count_return(episode_return)
+            return "noop"
         if entry is None:
-            self.add(key, text, episode_return, scope)
-            return "add"
-        if entry.text == text:
-            entry.count_return(episode_return)
+            entry, operation = self.add(key, text, episode_return, scope), "add"
+        elif episode_return <= entry.reward:
             return "noop"
-        if episode_return <= entry.reward:
-            return "noop"
-        self.update(entry.number, text, episode_return)
-        return "update"
+        else:
+            self.update(entry.number, text, episode_return)
+            operation = "update"
+        if not counts:
+            entry.reward, entry.count = 0.0, 0
+        return operation
 
     def add(self, key: str, text: str, reward: float = 0.0, scope: str = "") -> Entry:
         """Add an entry; beyond the capacity, delete the worst of the others."""
@@ -194,6 +216,24 @@ class Bank:
     def delete(self, number: int) -> None:
         """Delete an entry."""
         self.entries = [entry for entry in self.entries if entry.number != number]
+
+    def drop(self, below: float, after: int) -> int:
+        """Delete the entries that ``after`` episodes or more read in vain.
+
+        Their texts are not added again for the same key.
+
+        Args:
+            below: Mean return below which an entry is deleted.
+            after: Fewest episodes that have read it.
+
+        Returns:
+            The number of deleted entries.
+        """
+        bad = [e for e in self.entries if e.uses >= after and e.reward < below]
+        for entry in bad:
+            self.delete(entry.number)
+            self._dropped.add((entry.scope, entry.key, entry.text))
+        return len(bad)
 
     def find(self, number: int) -> Entry | None:
         """Return an entry; None if there is none of that number."""
@@ -225,11 +265,13 @@ class Bank:
         return entries[best] if similarities[best] >= self.similar - 1e-9 else None
 
     def get_state(self) -> dict[str, Any]:
-        """Return the entries."""
+        """Return the entries, and the texts that were dropped."""
         entries = [dataclasses.asdict(entry) for entry in self.entries]
-        return {"entries": entries, "next": self._next}
+        dropped = sorted(map(list, self._dropped))
+        return {"entries": entries, "next": self._next, "dropped": dropped}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the result of :meth:`get_state`."""
         self.entries = [Entry(**entry) for entry in state["entries"]]
         self._next = int(state["next"])
+        self._dropped = {(s, k, t) for s, k, t in state.get("dropped", ())}

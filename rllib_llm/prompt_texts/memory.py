@@ -53,7 +53,8 @@ class Memory:
         similar: Similarity from which on two observations count as the same, in (0, 1]:
             a new text then replaces that of a smaller return. None: texts are added.
         capacity: Most texts; the one of the smallest mean return is deleted beyond it.
-        drop_below: Mean return below which a text is deleted; None: none is.
+        drop_below: Mean return below which a text is deleted, and not added again for
+            the same observation; None: none is.
         drop_after: Episodes that must have read it before.
         max_chars: Longest text, in characters.
         heading: The line before the texts.
@@ -147,17 +148,21 @@ class Memory:
         for trajectory, text in zip(writers, texts, strict=True):
             if text and (text := one_line(text, self.max_chars)):
                 key, scope = trajectory.observations[0], self._scope(trajectory.task)
-                reward = trajectory.episode_return
-                counts[self.bank.write(key, text, reward, scope)] += 1
-        deleted = self._bad_numbers()
-        for number in deleted:
-            self.bank.delete(number)
+                done = self.bank.write(
+                    *(key, text, trajectory.episode_return, scope),
+                    # A failed episode did not do what is written about it.
+                    counts=self.of is None or self.learn_from != "failed",
+                )
+                counts[done] += 1
+        deleted = 0
+        if self.drop_below is not None:
+            deleted = self.bank.drop(self.drop_below, self.drop_after)
         return {
             "num_texts": float(len(self.bank.entries)),
             "num_added": float(counts["add"]),
             "num_updated": float(counts["update"]),
             "num_unchanged": float(counts["noop"]),
-            "num_deleted": float(len(deleted)),
+            "num_deleted": float(deleted),
             **_readers(table),
         }
 
@@ -208,16 +213,6 @@ class Memory:
         return self.text.format(
             **fields, **{"return": f"{trajectory.episode_return:g}"}
         )
-
-    def _bad_numbers(self) -> list[int]:
-        """Return the numbers of entries that were read enough and gave too little."""
-        if self.drop_below is None:
-            return []
-        return [
-            entry.number
-            for entry in self.bank.entries
-            if entry.uses >= self.drop_after and entry.reward < self.drop_below
-        ]
 
 
 def _readers(table: TurnTable) -> dict[str, float]:

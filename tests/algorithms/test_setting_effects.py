@@ -31,6 +31,8 @@ def alike(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.slow  # not one by one, but they are many
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")  # Ray Data would start a Ray of its own
 @pytest.mark.parametrize("path", PROBES)
 def test_a_setting_has_its_effect(path, monkeypatch):
     effect = PROBES[path]
