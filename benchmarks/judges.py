@@ -33,6 +33,7 @@ RESULTS = Path(__file__).parent / "results" / "judges"
 ITERATIONS, HELD_OUT, SHOWN = 40, 200, (1, 10, 20, 40)
 JUDGES = {
     "right": (1.0, "random"),
+    "random_0.9": (0.9, "random"),
     "random_0.7": (0.7, "random"),
     "by_text_0.9": (0.9, "by_text"),
     "by_text_0.7": (0.7, "by_text"),

@@ -1,14 +1,15 @@
 """The pretrained small model as a judge that was taught, and a policy that it rewards.
 
-Run:    python benchmarks/trained_judge.py --rows 30 100 --seeds 0 1 2
+Run:    python benchmarks/trained_judge.py --rows 80 100 --seeds 0 1 2
 Table:  python benchmarks/trained_judge.py --table
 Writes: benchmarks/results/trained_judge/<rows>_seed<n>.json
 
 SmolLM2-135M-Instruct is fine-tuned (SFT, LoRA) on a file of questions whether a reply
 repeats a word, half of the replies right. It is then the assistant ``judge`` of GRPO on
 ``copy_probe-v0``, whose reward is the judge's answer alone. The asked reward and the
-true success of the same sampled episodes are compared. The judge's accuracy is that on
-all pairs of the words, weighted so that half of them are right. Needs ``smollm``.
+true share of right replies in the same sampled episodes are compared. The judge's
+accuracy is that on all pairs of the words, weighted so that half of them are right.
+Needs ``smollm``.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from pretrained_judge import Judge
 
 from rllib_llm import SFTConfig
 from rllib_llm.cli.session import quiet_loggers
-from rllib_llm.envs.probes import WORDS
+from rllib_llm.envs.probes import WORDS as ALL_WORDS
 from rllib_llm.recipes import load_recipe
 
 RESULTS = Path(__file__).parent / "results" / "trained_judge"
 ITERATIONS, HELD_OUT, SHOWN = 30, 200, (1, 10, 20, 30)
 QUESTION = "{observation}\nReply: {reply}\nIs the reply right? Answer yes or no."
+WORDS = ALL_WORDS[:4]
 ENV = {"words": len(WORDS), "max_turns": 1}
+BEST_RETURN = 0.5  # of the first of the task's two turns
 
 
 def question(word: str, reply: str) -> str:
@@ -104,8 +107,8 @@ def run(rows: int, seed: int) -> dict[str, Any]:
         config = recipe.build_config()
         config.environment("copy_probe-v0", env_config=ENV)
         config.evaluation(evaluation_interval=None, evaluation_config={})
-        # Its errors are never right: without right ones there is nothing to reward.
-        config.sft(mistake_rate=0.8)
+        # More is right than by chance, so that a group has something to compare.
+        config.sft(mistake_rate=0.6)
         config.rollouts(
             episodes_per_iteration=64,
             assistants={
@@ -127,7 +130,8 @@ def run(rows: int, seed: int) -> dict[str, Any]:
                 {
                     "iteration": iteration,
                     "asked": float(result["assistants"]["judge"]["value_mean"]),
-                    "true": float(result["env_runners"]["success_rate"]),
+                    "true": float(result["env_runners"]["episode_return_mean"])
+                    / BEST_RETURN,
                 }
             )
             print(curve[-1], flush=True)
@@ -140,15 +144,17 @@ def print_table() -> None:
     """Print one row per judge and seed."""
     shown = [f"asked / true, iteration {i}" for i in SHOWN]
     print(
-        "| rows of SFT, seed | accuracy | wrong pairs accepted, of 56 | "
-        f"{' | '.join(shown)} | held-out success before, after | CPU min |"
+        "| rows of SFT, seed | accuracy | wrong pairs accepted, of 12 | "
+        f"{' | '.join(shown)} | held-out right replies before, after | CPU min |"
     )
     print("|---" * (len(SHOWN) + 5) + "|")
     paths = RESULTS.glob("*_seed*.json")
     runs = [json.loads(path.read_text()) for path in paths]
     for record in sorted(runs, key=lambda run: (run["rows"], run["seed"])):
         points = [record["curve"][iteration - 1] for iteration in SHOWN]
-        before, after = (record[key]["success"] for key in ("before", "after"))
+        before, after = (
+            record[key]["return"] / BEST_RETURN for key in ("before", "after")
+        )
         cells = [
             f"{record['rows']}, {record['seed']}",
             f"{record['accuracy']:.2f}",
@@ -163,7 +169,7 @@ def print_table() -> None:
 def main() -> None:
     """Run, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[30, 100])
+    parser.add_argument("--rows", type=int, nargs="+", default=[80, 100])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()

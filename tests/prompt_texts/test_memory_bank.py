@@ -78,6 +78,35 @@ def test_a_mean_counts_the_writer_and_the_readers():
     assert (entry.reward, entry.count, entry.uses) == (0.5, 3, 2)
 
 
+def test_a_hypothesis_has_the_returns_of_its_readers_alone():
+    bank = Bank(capacity=2, similar=0.95)
+    for value in (0.2, 0.4):  # written twice by episodes that did something else
+        bank.write("On ice", "left", value, counts=False)
+    (entry,) = bank.entries
+    assert (entry.reward, entry.count) == (0.0, 0)
+    bank.read([entry.number], 1.0)
+    assert (entry.reward, entry.count, entry.uses) == (1.0, 1, 1)
+    assert bank.write("On ice", "up", 2.0, counts=False) == "update"
+    assert (entry.text, entry.reward, entry.count, entry.uses) == ("up", 0.0, 0, 0)
+
+
+def test_a_text_that_was_read_in_vain_is_not_added_again():
+    bank = Bank(capacity=9, similar=None)
+    for text in ("left", "up"):
+        bank.write("On ice", text, 0.0, "a", counts=False)
+    bank.read([1], 0.0)
+    assert bank.drop(below=0.5, after=2) == 0
+    bank.read([1, 2], 0.0)
+    assert bank.drop(below=0.5, after=2) == 1
+    restored = Bank(capacity=9, similar=None)
+    restored.set_state(bank.get_state())
+    for of in (bank, restored):
+        assert [e.text for e in of.entries] == ["up"]
+        assert of.write("On ice", "left", 1.0, "a") == "noop"
+        assert of.write("On ice", "left", 1.0, "b") == "add"  # of another task
+        assert of.write("On sand", "left", 1.0, "a") == "add"  # of another place
+
+
 # Search -------------------------------------------------------------------------------
 
 
@@ -208,6 +237,21 @@ def test_texts_of_a_task_are_read_in_that_task_alone():
     assert of.shared() is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"of": "w", "learn_from": "failed"}, 0),
+        ({"of": "w", "learn_from": "all"}, 1),
+        ({"text": "{reply}", "learn_from": "failed"}, 1),
+    ],
+)
+def test_the_writers_return_counts_unless_it_reflects_on_a_failure(settings, count):
+    of = memory(**settings)
+    of.observe(TurnTable([walked(0, "left", 0.3)]), ["up"])
+    (entry,) = of.bank.entries
+    assert (entry.count, entry.reward) == (count, pytest.approx(0.3 * count))
+
+
 def test_a_reflection_is_the_newest_text_of_the_task_and_knows_the_others():
     of = memory(of="w", scope="task", learn_from="failed", similar=None, top_k=1)
     for text in ("up", "down"):
@@ -244,7 +288,7 @@ def test_an_episodes_memory_keeps_nothing():
     of = memory(scope="episode")
     numbers = of.observe(TurnTable([walked(0, "right", 1, read=[1])]), [])
     assert numbers["reading_frac"] == 1.0 and numbers["success_rate_readers"] == 1.0
-    assert of.get_state() == {"entries": [], "next": 1}
+    assert of.get_state() == {"entries": [], "next": 1, "dropped": []}
     assert of.shared() is of.assign(Task(0, 0, 0), 0).prompt_text
 
 

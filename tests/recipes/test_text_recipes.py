@@ -16,6 +16,7 @@ from rllib_llm.sandbox.functions import failed_example
 CASES = {
     "text_memory": {},
     "reflexion": {},
+    "shared_reflections": {},
     "training_free_grpo": {},
     "agent_optimizer": {},
     "iagents": {},
@@ -58,6 +59,17 @@ def check_reflections(texts, episodes):
         written = [e.text for e in texts.bank.entries if e.scope == scope]
         assert episode_data(episode).added_texts[0].text in written
         assert len(set(written)) == len(written)
+
+
+def check_shared_reflections(texts, episodes):
+    """Episodes of other tasks read a hypothesis; what was read in vain is not back."""
+    kept = {(e.key, e.text) for e in texts.bank.entries}
+    assert any(e.uses for e in texts.bank.entries)
+    for entry in texts.bank.entries:
+        assert entry.count == entry.uses  # its writer, who failed, is not counted
+    dropped = {(key, text) for _, key, text in texts.bank._dropped}
+    assert dropped and not dropped & kept
+    assert any(episode_data(episode).added_texts for episode in episodes)
 
 
 def check_library(texts, episodes):
@@ -112,6 +124,7 @@ def check_population(texts, episodes):
 CHECKS = {
     "text_memory": check_memory,
     "reflexion": check_reflections,
+    "shared_reflections": check_shared_reflections,
     "training_free_grpo": check_library,
     "agent_optimizer": check_functions,
     "iagents": check_asker,
