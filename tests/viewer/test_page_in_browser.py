@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from page_runs import HOSTILE, make_record, write_viewed_run
 
+from rllib_llm.pictures.placement import PictureRef
+from rllib_llm.pictures.png import picture_records
 from rllib_llm.viewer import write_page
 
 pytestmark = pytest.mark.slow
@@ -315,4 +318,34 @@ def test_ten_thousand_turns_render_few_nodes(browser, tmp_path):
     )
     assert seen[0] < 2_000
     assert seen[1] == 2_501  # every turn came by, and the final observation
+    assert not [m for m in browser.get_log("browser") if m["level"] != "INFO"]
+
+
+def test_pictures_are_shown_as_they_were_drawn(browser, tmp_path):
+    rng = np.random.default_rng(0)
+    small = rng.integers(256, size=(3, 5, 3), dtype=np.uint8)
+    noise = rng.integers(256, size=(200, 200, 3), dtype=np.uint8)  # above 48 KiB
+    refs = tuple(PictureRef(name, 0, 1) for name in ("ab12", "cd34"))
+    record = make_record(0, turns=2)
+    record["turns"][0]["images"] = picture_records(refs, {"ab12": small, "cd34": noise})
+    run = write_viewed_run(tmp_path, [record])
+    page = Page(browser, write_page(run)[0])
+    code = """
+        const shown = [...document.querySelectorAll(".pictures img")];
+        return shown.map(img => {
+          const canvas = document.createElement("canvas");
+          [canvas.width, canvas.height] = [img.naturalWidth, img.naturalHeight];
+          const drawn = canvas.getContext("2d");
+          drawn.drawImage(img, 0, 0);
+          const all = drawn.getImageData(0, 0, canvas.width, canvas.height).data;
+          return [img.alt, canvas.width, canvas.height, Array.from(all)];
+        });
+    """
+    loaded = "return [...document.images].every(img => img.complete)"
+    page.wait(loaded, True)
+    ((alt, width, height, pixels),) = page.js(code)
+    assert (alt, width, height) == ("Picture ab12", 5, 3)
+    assert np.array_equal(np.reshape(pixels, (3, 5, 4))[..., :3], small)
+    assert page.text(".pictures span") == "picture cd34 is too large to be kept"
+    assert page.count(".pictures") == 1  # the other turn has none
     assert not [m for m in browser.get_log("browser") if m["level"] != "INFO"]
