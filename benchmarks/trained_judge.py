@@ -1,6 +1,6 @@
 """The pretrained small model as a judge that was taught, and a policy that it rewards.
 
-Run:    python benchmarks/trained_judge.py --rows 80 100 --seeds 0 1 2
+Run:    python benchmarks/trained_judge.py --rows 100 --seeds 0 1 2
 Table:  python benchmarks/trained_judge.py --table
 Writes: benchmarks/results/trained_judge/<rows>_seed<n>.json
 
@@ -169,7 +169,7 @@ def print_table() -> None:
 def main() -> None:
     """Run, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[80, 100])
+    parser.add_argument("--rows", type=int, nargs="+", default=[100])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -154,7 +155,8 @@ class Bank:
         self.capacity, self.similar = capacity, similar
         self.entries: list[Entry] = []
         self._next = 1
-        self._dropped: set[tuple[str, str, str]] = set()  # scope, key, text
+        # Scope, key and text of the latest entries that were dropped.
+        self._dropped = collections.deque[tuple[str, str, str]](maxlen=capacity)
 
     def write(
         self,
@@ -186,13 +188,13 @@ class Bank:
             if counts:
                 entry.count_return(episode_return)
             return "noop"
+        operation: Operation = "update"
         if entry is None:
             entry, operation = self.add(key, text, episode_return, scope), "add"
         elif episode_return <= entry.reward:
             return "noop"
         else:
             self.update(entry.number, text, episode_return)
-            operation = "update"
         if not counts:
             entry.reward, entry.count = 0.0, 0
         return operation
@@ -220,7 +222,7 @@ class Bank:
     def drop(self, below: float, after: int) -> int:
         """Delete the entries that ``after`` episodes or more read in vain.
 
-        Their texts are not added again for the same key.
+        The latest ``capacity`` of their texts are not added again for the same key.
 
         Args:
             below: Mean return below which an entry is deleted.
@@ -232,7 +234,7 @@ class Bank:
         bad = [e for e in self.entries if e.uses >= after and e.reward < below]
         for entry in bad:
             self.delete(entry.number)
-            self._dropped.add((entry.scope, entry.key, entry.text))
+            self._dropped.append((entry.scope, entry.key, entry.text))
         return len(bad)
 
     def find(self, number: int) -> Entry | None:
@@ -267,11 +269,12 @@ class Bank:
     def get_state(self) -> dict[str, Any]:
         """Return the entries, and the texts that were dropped."""
         entries = [dataclasses.asdict(entry) for entry in self.entries]
-        dropped = sorted(map(list, self._dropped))
+        dropped = [list(each) for each in self._dropped]
         return {"entries": entries, "next": self._next, "dropped": dropped}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the result of :meth:`get_state`."""
         self.entries = [Entry(**entry) for entry in state["entries"]]
         self._next = int(state["next"])
-        self._dropped = {(s, k, t) for s, k, t in state.get("dropped", ())}
+        self._dropped.clear()
+        self._dropped.extend((s, k, t) for s, k, t in state.get("dropped", ()))
