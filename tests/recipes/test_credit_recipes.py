@@ -29,6 +29,14 @@ KEPT = (
     "training.drop_zero_variance_groups=false",
 )
 LAKE = (*KEPT, "env_config.size=3")
+# As in docs/forks.md.
+BRANCHING = (
+    "rollouts.group_size=16",
+    "rollouts.fork={name: follow_best, width: 4}",
+    "training.fork_training=tree",
+    "training.advantage_estimator={name: siblings, baseline: mean, scale: group, "
+    "team: mean}",
+)
 
 
 def by_agent(table):
@@ -231,7 +239,7 @@ CASES = {
     "magrpo": (magrpo, KEPT),
     "magrpo_cross": (magrpo_cross, KEPT),
     "at_grpo": (at_grpo, KEPT),
-    "at_grpo_branching": (at_grpo_branching, KEPT),
+    "at_grpo/branching": (at_grpo_branching, (*KEPT, *BRANCHING)),
     "c3": (c3, KEPT),
     "dr_mas": (dr_mas, KEPT),
     "marshal": (marshal, ("league.exploitability_interval=0",)),
@@ -245,7 +253,7 @@ def test_two_iterations_give_the_advantages_of_the_paper(
     ray_session, monkeypatch, name
 ):
     check, more = CASES[name]
-    recipe = load_recipe(name, (*SMALL, *more))
+    recipe = load_recipe(name.partition("/")[0], (*SMALL, *more))
     algo = recipe.config.build_algo()
     give, with_advantages = algo._set_advantages, []
 
