@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 from examples import evaluate
+from pretrained_judge import QUESTION as ASKED
 from pretrained_judge import Judge
 
 from rllib_llm import SFTConfig
@@ -36,7 +37,7 @@ from rllib_llm.recipes import load_recipe
 
 RESULTS = Path(__file__).parent / "results" / "trained_judge"
 ITERATIONS, HELD_OUT, SHOWN = 30, 200, (1, 10, 20, 30)
-QUESTION = "{observation}\nReply: {reply}\nIs the reply right? Answer yes or no."
+QUESTION = f"{{observation}}\nReply: {{reply}}\n{ASKED}"
 WORDS = ALL_WORDS[:4]
 ENV = {"words": len(WORDS), "max_turns": 1}
 BEST_RETURN = 0.5  # of the first of the task's two turns
