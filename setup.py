@@ -113,6 +113,7 @@ setup(
         "msgpack>=1.0",
         "numpy",
         "scipy",
+        "scikit-learn>=1.5",
         "gymnasium",
         "pettingzoo>=1.27,<2",
         "filelock",

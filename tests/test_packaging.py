@@ -189,15 +189,16 @@ def test_code_never_imports_the_top_level_links():
             assert not tops & {"algorithms", "envs", "tuned_examples"}, path
 
 
-def test_modules_import_scipy_on_demand():
-    # Its statistics and filters take a second of each process's start.
+def test_modules_import_scipy_and_scikit_learn_on_demand():
+    # They take a second of each process's start.
     for path in SOURCES:
         for node in ast.parse(path.read_text()).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             tops = {name.split(".")[0] for name in names}
-            assert "scipy" not in tops or "rllib_llm" not in path.parts, path
+            late = tops & {"scipy", "sklearn"}
+            assert not late or "rllib_llm" not in path.parts, path
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -1,10 +1,10 @@
-"""Similarity of short texts: cosine of TF-IDF vectors, in NumPy."""
+"""Similarity of short texts: cosine of TF-IDF vectors, by scikit-learn."""
 
 from __future__ import annotations
 
-import collections
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,47 +15,46 @@ class TfIdf:
     """Compares texts with documents by the cosine of their TF-IDF vectors.
 
     A word's weight is its count times ``ln((1 + N) / (1 + n)) + 1``, where ``n`` of the
-    ``N`` documents contain it (the smooth form of scikit-learn). Words of a query that
-    no document contains count in the query's length, so that a longer text is not
-    taken for an equal one.
+    ``N`` documents contain it. Words of a query that no document contains count in the
+    query's length, so that a longer text is not taken for an equal one.
 
     Args:
-        documents: The texts, at least one.
+        documents: The texts.
+        split: Returns a text's words.
     """
 
-    def __init__(self, documents: Sequence[str]):
-        counts = [collections.Counter(words(text)) for text in documents]
-        in_documents = collections.Counter(w for each in counts for w in each)
-        self._idf = {w: _idf(len(counts), n) for w, n in in_documents.items()}
-        self._unseen = _idf(len(counts), 0)
-        self._number = {word: i for i, word in enumerate(self._idf)}
-        self._vectors = np.zeros((len(counts), len(self._number)))
-        for row, each in enumerate(counts):
-            for word, count in each.items():
-                self._vectors[row, self._number[word]] = count * self._idf[word]
-        self._vectors = _unit(self._vectors)
+    def __init__(
+        self, documents: Sequence[str], split: Callable[[str], list[str]] = words
+    ):
+        # On demand: the import takes a second of each process's start.
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.preprocessing import normalize
+
+        self._split = split
+        self._unseen = math.log(1 + len(documents)) + 1
+        # None without a word in any document, which scikit-learn refuses.
+        self._vectorizer: Any = None
+        self._vectors: Any = np.zeros((len(documents), 1))
+        if any(map(split, documents)):
+            self._vectorizer = TfidfVectorizer(analyzer=split, norm=None)
+            self._vectors = normalize(self._vectorizer.fit_transform(documents))
 
     def similarities(self, text: str) -> np.ndarray:
         """Return the cosine of a text with each document, in [0, 1]. float64 [N]"""
-        vector, rest = np.zeros(len(self._number)), 0.0
-        for word, count in collections.Counter(words(text)).items():
-            if word in self._number:
-                vector[self._number[word]] = count * self._idf[word]
-            else:
-                rest += (count * self._unseen) ** 2
-        length = math.sqrt(float(vector @ vector) + rest)
-        return self._vectors @ (vector / length if length else vector)
+        if self._vectorizer is None:
+            return np.zeros(self._vectors.shape[0])
+        vector = self._vectorizer.transform([text])
+        known = self._vectorizer.vocabulary_
+        found = self._split(text)
+        unseen = [found.count(word) for word in set(found) if word not in known]
+        length = math.sqrt(
+            vector.multiply(vector).sum()
+            + sum((count * self._unseen) ** 2 for count in unseen)
+        )
+        cosines: np.ndarray = (self._vectors @ vector.T).toarray()[:, 0]
+        return cosines / length if length else cosines
 
     def between(self, first: int, second: int) -> float:
         """Return the cosine of two documents, in [0, 1]."""
-        return float(self._vectors[first] @ self._vectors[second])
-
-
-def _idf(documents: int, containing: int) -> float:
-    return math.log((1 + documents) / (1 + containing)) + 1
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Return rows of length 1; a row of zeros stays."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(lengths == 0, 1.0, lengths)
+        both = self._vectors[[first, second]]
+        return float((both @ both.T)[0, 1])

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from rllib_llm.components.registry import component
 from rllib_llm.data.turn_table import Trajectory
+from rllib_llm.retrieval.tfidf import TfIdf
 from rllib_llm.rewards.text_features import (
     as_texts,
-    cosine,
     gold_answers,
     normalise,
-    tf_idf,
     word_f1,
 )
 
@@ -85,7 +84,8 @@ def information_gain(
     # Different documents in a fixed order, because a set's order of texts varies
     # between processes.
     every = list(dict.fromkeys([*needed, *(d for ds in retrieved for d in ds)]))
-    vectors = dict(zip(every, tf_idf(every), strict=True))
+    number = {text: i for i, text in enumerate(every)}
+    index = TfIdf(every, lambda text: normalise(text).split())
     best = dict.fromkeys(needed, 0.0)
     seen: set[str] = set()
     rewards = []
@@ -93,7 +93,8 @@ def information_gain(
         gain = 0.0
         for gold in needed:
             match = max(
-                (cosine(vectors[gold], vectors[d]) for d in documents), default=0.0
+                (index.between(number[gold], number[d]) for d in documents),
+                default=0.0,
             )
             # Only improvements count: the same match again has no gain.
             gain += max(0.0, match - best[gold]) / len(needed)

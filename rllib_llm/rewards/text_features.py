@@ -1,11 +1,9 @@
-"""Text comparison for question answering: answers, TF-IDF, n-grams."""
+"""Text comparison for question answering: answers, n-grams."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
 from rllib_llm.data.turn_table import Trajectory
@@ -66,30 +64,6 @@ def gold_answers(trajectory: Trajectory) -> list[str]:
 def as_texts(value: str | Iterable[object] | None) -> list[str]:
     """Return one text, or several, as a list."""
     return [value] if isinstance(value, str) else [str(v) for v in value or []]
-
-
-def tf_idf(texts: Sequence[str]) -> list[dict[str, float]]:
-    """Return each text's TF-IDF weights with unit norm; an empty text has none.
-
-    Uses the smoothed ``idf = ln((1 + n) / (1 + df)) + 1``, so that words of all texts
-    count.
-    """
-    counts = [Counter(normalise(text).split()) for text in texts]
-    df = Counter(word for count in counts for word in count)
-    vectors = []
-    for count in counts:
-        weights = {
-            word: tf * (math.log((1 + len(texts)) / (1 + df[word])) + 1)
-            for word, tf in count.items()
-        }
-        norm = math.sqrt(sum(w * w for w in weights.values()))
-        vectors.append({word: w / norm for word, w in weights.items()})
-    return vectors
-
-
-def cosine(a: dict[str, float], b: dict[str, float]) -> float:
-    """Return the cosine of two texts' weights, in [0, 1]."""
-    return sum(weight * b.get(word, 0.0) for word, weight in a.items())
 
 
 def repeated_share(text: str, n: int) -> float:

@@ -49,3 +49,14 @@ def test_unseen_words_make_a_text_less_similar():
     index = TfIdf(DOCUMENTS)
     assert index.similarities("on ice")[0] == pytest.approx(1.0)
     assert index.similarities("on ice skates")[0] < 0.9
+
+
+def test_documents_without_words_are_similar_to_nothing():
+    index = TfIdf(["", "..."])
+    np.testing.assert_array_equal(index.similarities("on ice"), [0.0, 0.0])
+    assert index.between(0, 1) == 0.0 and index.between(0, 0) == 0.0
+
+
+def test_words_are_split_as_asked():
+    index = TfIdf(["a-b c", "b a"], lambda text: text.split("-"))
+    assert index.similarities("a")[0] > 0.0 == index.similarities("c")[0]
