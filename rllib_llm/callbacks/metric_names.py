@@ -100,6 +100,7 @@ METRICS = (
     "replay/num_tokens_stored",
     "replay/num_episodes_drawn",
     "replay/age_mean",
+    "replay/perplexity_kept_frac",
     "learners/<module>/replay_token_frac",
     "learners/<module>/replay_loss",
     "learners/<module>/replay_ratio_mean",

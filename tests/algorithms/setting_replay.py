@@ -74,6 +74,19 @@ def left_over(algo: str, env: Any = None, **sections: Any) -> list[Any]:
     return drawn_by(buffer, 1)
 
 
+def within_bounds(algo: str, env: Any = None, **sections: Any) -> list[Any]:
+    """Return what is drawn of four episodes whose perplexities are 1.5 to 4.5."""
+    buffer = replay_buffer(**{"episodes_per_iteration": 4, **sections["replay"]})
+    remember(buffer, 0)
+
+    def text_logps(episodes: Any) -> list[np.ndarray]:
+        rollouts = [episode_data(e).task.rollout for e in episodes]  # type: ignore[union-attr]
+        return [np.full(3, -np.log(1.5 + rollout)) for rollout in rollouts]
+
+    episodes, metrics = buffer.draw(1, text_logps)
+    return [sorted(episode_data(e).task.rollout for e in episodes), metrics]  # type: ignore[union-attr]
+
+
 def joining(algo: str, env: Any = None, **sections: Any) -> list[Any]:
     """Return the origins of the episodes of some updates."""
     buffer = replay_buffer(**sections["replay"])

@@ -69,6 +69,7 @@ from setting_replay import (
     replayed,
     with_replayed,
     with_written,
+    within_bounds,
 )
 from setting_runs import (
     all_rows,
@@ -410,6 +411,8 @@ REPLAY = {
     "alone": needing(of(joining, "GRPO", True), own={"probability": 0.5}),
     "draw": of(replayed, "GRPO", "recency"),
     "alpha": needing(of(replayed, "GRPO", 9.0), own={"draw": "priority"}),
+    "min_perplexity": of(within_bounds, "GRPO", 2.0),
+    "max_perplexity": of(within_bounds, "GRPO", 3.0),
     "advantages": of(replayed, "GRPO", "rebased"),
     "window": needing(of(replayed, "GRPO", 1), own={"advantages": "rebased"}),
     "old_logps": of(with_replayed, "GRPO", "learner"),

@@ -223,6 +223,55 @@ def test_filters_choose_what_is_kept():
     assert drawn(buffer, 1) == {1: 0.0, 2: 1.0}
 
 
+def test_episodes_join_within_bounds_of_the_current_perplexity():
+    learner = moved(make_config(GRPOConfig))
+    buffer = buffer_of(min_perplexity=1e-9)
+    buffer.add(group(0, [0.0, 1.0, 2.0]), 0)
+    episodes, metrics = buffer.draw(1, learner.text_logps)
+    assert metrics["perplexity_kept_frac"] == 1.0
+    # Those of the policy as it is, not of the one that sampled.
+    now = {
+        episode_data(e).task.rollout: float(np.exp(-np.mean(logps)))
+        for e, logps in zip(episodes, learner.text_logps(episodes), strict=True)
+    }
+    recorded = [
+        np.exp(-np.mean(np.concatenate([t.action_logps for t in turns])))
+        for turns in (e.get_extra_model_outputs(columns.TURN) for e in episodes)
+    ]
+    assert not np.allclose(sorted(now.values()), sorted(recorded), rtol=0.1)
+    low, middle, high = sorted(now, key=now.get)
+    bounds = {
+        "min_perplexity": (now[low] + now[middle]) / 2,
+        "max_perplexity": (now[middle] + now[high]) / 2,
+    }
+    for chosen, expected in (
+        (("min_perplexity",), {middle, high}),
+        (("max_perplexity",), {low, middle}),
+        (tuple(bounds), {middle}),
+    ):
+        bounded = buffer_of(**{name: bounds[name] for name in chosen})
+        bounded.add(group(0, [0.0, 1.0, 2.0]), 0)
+        episodes, metrics = bounded.draw(1, learner.text_logps)
+        assert {episode_data(e).task.rollout for e in episodes} == expected
+        kept = metrics["perplexity_kept_frac"]
+        assert kept == pytest.approx(len(expected) / 3)
+        assert metrics["num_episodes_drawn"] == len(expected)
+        assert metrics["num_episodes_stored"] == 3  # others stay in the store
+
+
+def test_bounds_of_the_perplexity_that_exclude_all_are_refused():
+    for bounds in ({"max_perplexity": 1.0}, {"min_perplexity": 3, "max_perplexity": 2}):
+        with pytest.raises(ConfigError, match="lets no episode join"):
+            buffer_of(**bounds)
+    config = make_config(GRPOConfig).replay(episodes_per_iteration=4, min_perplexity=2)
+    config.environment("secret_sum-v0")
+    config.multi_agent(
+        policies=["a", "b"], policy_mapping_fn={"alice": "a", "bob": "b"}
+    )
+    with pytest.raises(ConfigError, match="one policy"):
+        config.validate()
+
+
 def test_rebased_advantages_fall_as_the_policy_improves():
     buffer = buffer_of(advantages="rebased", positive_only=True, window=2)
     for iteration, rewards in enumerate(([0.0, 1.0], [0.4, 0.6], [0.9, 0.9])):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from ray.rllib.core import DEFAULT_MODULE_ID
+
 from rllib_llm.algorithms.config.declarations import (
     DeclaredSettings,
     fluent_method,
@@ -80,6 +82,16 @@ class ReplaySettings(DeclaredSettings):
     replay_alpha: NonNegativeFloat = setting(
         1.0, 'Exponent of priorities with "priority", as of RLlib\'s replay buffers.'
     )
+    replay_min_perplexity: NonNegativeFloat | None = setting(
+        None,
+        """Drawn episodes whose perplexity under the current policy is lower do not join
+        the update: they are known already (WebRL: 1 / 0.95). None: no bound.""",
+    )
+    replay_max_perplexity: NonNegativeFloat | None = setting(
+        None,
+        """Drawn episodes whose perplexity is higher do not join the update: they are
+        too far from the policy (WebRL: 1 / 0.5). None: no bound.""",
+    )
     replay_advantages: Literal["stored", "rebased"] = setting(
         "stored",
         """"stored": those of the iteration that sampled the episode. "rebased": its
@@ -108,6 +120,12 @@ class ReplaySettings(DeclaredSettings):
     def uses_replay(self) -> bool:
         """True if earlier episodes join the updates."""
         return bool(self.replay_episodes_per_iteration)
+
+    @property
+    def bounds_perplexity(self) -> bool:
+        """True if drawn episodes join only within bounds of their perplexity."""
+        bounds = (self.replay_min_perplexity, self.replay_max_perplexity)
+        return bounds != (None, None)
 
     def replay_coeff_at(self, update: int) -> float:
         """Return the weight of replayed tokens' loss in an update, from 0."""
@@ -140,6 +158,7 @@ def validate_replay(config: GRPOConfig) -> None:
     Filters(config.replay_keep, turns_may_be_masked=False).try_out()
     _check_probability(config)
     _check_masked(config)
+    _check_perplexity(config)
     _check_loss(config)
 
 
@@ -172,6 +191,23 @@ def _check_masked(config: GRPOConfig) -> None:
             "replay.keep_masked=True keeps the episodes that filters mask, but "
             "rollouts.filters has none that does. Add one with effect: mask, e.g. "
             "{name: priority, effect: mask}."
+        )
+
+
+def _check_perplexity(config: GRPOConfig) -> None:
+    if not config.bounds_perplexity:
+        return
+    low, high = config.replay_min_perplexity, config.replay_max_perplexity
+    if high is not None and high <= max(low or 0.0, 1.0):
+        raise ConfigError(
+            f"replay.max_perplexity={high!r} lets no episode join: perplexities are "
+            f"at least 1, and replay.min_perplexity is {low!r}. Raise it, e.g. to 2.0."
+        )
+    if list(config.sampled_module_ids) != [DEFAULT_MODULE_ID]:
+        raise ConfigError(
+            "replay.min_perplexity and max_perplexity read the log-probabilities of one "
+            f"policy, but there are {', '.join(config.sampled_module_ids)}. Let all "
+            "agents share a policy, or leave the two out."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from rllib_llm.rllib_bases import RLlibAlgorithm
 from rllib_llm.seeding import stable_seed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pyarrow.fs import FileSystem
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from rllib_llm.algorithms.grpo.grpo import GRPOConfig
     from rllib_llm.data.episode_data import EpisodeData
     from rllib_llm.data.sampled_episodes import SampledEpisodes
+    from rllib_llm.offline.self_labels import TextLogps
 
 REPLAY_STATE = "llm_replay"  # component, and folder of a checkpoint
 _INDEX_FILE, _LINES_FILE = "index.json", "episodes.jsonl"
@@ -66,8 +69,16 @@ class ReplayBuffer(Checkpointable):
         for environment, indices in places.items():
             self._history_of(environment)(episodes.table_of(indices))
 
-    def draw(self, iteration: int) -> tuple[list[Any], dict[str, float]]:
-        """Return the episodes that join an update, and metrics by name."""
+    def draw(
+        self, iteration: int, text_logps: TextLogps | None = None
+    ) -> tuple[list[Any], dict[str, float]]:
+        """Return the episodes that join an update, and metrics by name.
+
+        Args:
+            iteration: The iteration of the update.
+            text_logps: Returns the policy's log-probabilities of trained tokens, of
+                which bounds of the perplexity are read.
+        """
         self.store.expire(iteration)
         config = self.config
         count = config.replay_episodes_per_iteration
@@ -77,7 +88,14 @@ class ReplayBuffer(Checkpointable):
         if rng.random() >= value_at(config.replay_probability, iteration):
             count = 0
         episodes, ages = self.store.draw(count, iteration, self._prepare)
-        metrics = {
+        metrics = {}
+        if config.bounds_perplexity and episodes:
+            assert text_logps is not None
+            joins = self._within_bounds(_perplexities(episodes, text_logps))
+            metrics["perplexity_kept_frac"] = float(joins.mean())
+            kept = np.flatnonzero(joins)
+            episodes, ages = [episodes[i] for i in kept], [ages[i] for i in kept]
+        metrics |= {
             "num_episodes_drawn": float(len(episodes)),
             "num_episodes_stored": float(len(self.store)),
             "num_tokens_stored": float(self.store.num_tokens),
@@ -85,6 +103,13 @@ class ReplayBuffer(Checkpointable):
         if ages:
             metrics["age_mean"] = float(np.mean(ages))
         return episodes, metrics
+
+    def _within_bounds(self, perplexities: np.ndarray) -> np.ndarray:
+        """Return which episodes may join; NaN, without trained tokens, does not."""
+        low, high = self.config.replay_min_perplexity, self.config.replay_max_perplexity
+        above = perplexities >= (0.0 if low is None else low)
+        joins: np.ndarray = above & (perplexities <= (np.inf if high is None else high))
+        return joins
 
     def add(self, episodes: SampledEpisodes, iteration: int) -> None:
         """Keep this iteration's episodes; they can be drawn from the next one on."""
@@ -254,7 +279,12 @@ class ReplaysEpisodes(RLlibAlgorithm):
         if self._buffer is None:
             joined: list[Any] = super().with_stored(episodes)  # type: ignore[misc]
             return joined
-        replayed, metrics = self._buffer.draw(self.iteration)
+        replayed, metrics = self._buffer.draw(
+            self.iteration,
+            functools.partial(self.learner_group.map_units, "text_logps")
+            if self._buffer.config.bounds_perplexity
+            else None,
+        )
         for name, value in metrics.items():
             self.metrics.log_value(("replay", name), value, window=1)
         self._buffer.add(episodes, self.iteration)
@@ -289,6 +319,17 @@ class ReplaysEpisodes(RLlibAlgorithm):
 
 def _parts(episode: Any) -> list[tuple[Any, Any]]:
     return [(episode_data(part), part) for part in agent_episodes(episode)]
+
+
+def _perplexities(episodes: Sequence[Any], text_logps: TextLogps) -> np.ndarray:
+    """Return each episode's perplexity per trained token; NaN without any. [N]"""
+    parts = [agent_episodes(episode) for episode in episodes]
+    logps = iter(text_logps([part for of_one in parts for part in of_one]))
+    found = []
+    for of_one in parts:
+        tokens = np.concatenate([next(logps) for _ in of_one])
+        found.append(np.exp(-tokens.mean()) if len(tokens) else np.nan)
+    return np.array(found, np.float64)
 
 
 def _is_trained(episode: Any) -> bool:
