@@ -205,7 +205,7 @@ def _check_perplexity(config: GRPOConfig) -> None:
         )
     if list(config.sampled_module_ids) != [DEFAULT_MODULE_ID]:
         raise ConfigError(
-            "replay.min_perplexity and max_perplexity read the log-probabilities of one "
+            "replay.min_perplexity and max_perplexity read the scores of one "
             f"policy, but there are {', '.join(config.sampled_module_ids)}. Let all "
             "agents share a policy, or leave the two out."
         )
