@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.places import Place, place_of
 from rllib_llm.forks import search_tree
 from rllib_llm.forks.search_tree import SampledTurn, TreePlace, TreeTurn
+
+if TYPE_CHECKING:
+    from rllib_llm.env_runner.multi_agent_recorder import MultiAgentRecorder
 
 MAX_REVISITS = 100
 """Simulations in a row that may end in the tree, before one begins at the prompt."""
@@ -44,18 +47,22 @@ class PlayedTurn:
 
     Attributes:
         episode: The episode.
-        turn: The turn's number.
+        turn: The turn's number; with several agents that of the environment's step.
         before: Record of the turn before it in the tree; None: the prompt.
         place: The place after it, once episodes have begun there.
+        team: Recorder of the episode if it has several agents.
     """
 
     episode: Any
     turn: int
     before: PlayedTurn | None
     place: Place | None = None
+    team: MultiAgentRecorder | None = None
 
-    def place_after(self) -> Place:
-        """Return the place after the turn, without a snapshot of the environment."""
+    def place_after(self) -> Any:
+        """Return the Place, or MultiAgentPlace, after the turn, without a snapshot."""
+        if self.team is not None:
+            return self.team.place(self.turn + 1)
         return place_of(self.episode, episode_data(self.episode), self.turn + 1)
 
 
@@ -82,6 +89,40 @@ def turns_of(episode: Any, before: PlayedTurn | None) -> Iterator[SampledTurn]:
             key=(repr(action), observations[turn + 1], is_last),
             reward=float(rewards[turn]),
             logp=float(np.mean(logps)) if len(logps) else 0.0,
+            is_last=is_last,
+            data=before,
+        )
+
+
+def steps_of(
+    recorder: MultiAgentRecorder, before: PlayedTurn | None
+) -> Iterator[SampledTurn]:
+    """Yield the steps of the environment that an episode of agents sampled itself.
+
+    The turns of agents that act at once are one. Its reward is the sum over all agents;
+    what ``reset`` gave is the same in all episodes of a group, and in none of them.
+    Equal keys mean: each agent's action was parsed alike, the agents that act next read
+    the same, and the episode ended or went on in both.
+
+    Args:
+        recorder: Recorder of a finished episode of several agents.
+        before: The step before its own first one; None: the prompt.
+    """
+    episode = recorder.episode
+    whole = recorder.place(recorder.env_t)
+    for step in range(episode_data(episode).fork_turn, whole.turn):
+        moves, reply = whole.moves[step], whole.replies[step + 1]
+        actions = []
+        for agent, move in sorted(moves.items()):
+            parsed = reply.infos.get(agent, {}).get("parsed_action")
+            actions.append((agent, repr(move.action if parsed is None else parsed)))
+        is_last = step == whole.turn - 1
+        before = PlayedTurn(episode, step, before, team=recorder)
+        logps = np.concatenate([move.turn.action_logps for move in moves.values()])
+        yield SampledTurn(
+            key=(tuple(actions), tuple(sorted(reply.observations.items())), is_last),
+            reward=float(sum(reward for _, reward in reply.rewards)),
+            logp=float(logps.mean()) if len(logps) else 0.0,
             is_last=is_last,
             data=before,
         )
@@ -135,7 +176,9 @@ class GroupTrees:
         path = self._paths.pop(group, [])
         grown = (path[-1].after if path else None) or root
         before = path[-1].data if path else None
-        new = search_tree.add(grown, turns_of(episode, before))
+        is_team = hasattr(episode, "agent_episodes")
+        turns = steps_of(recorder, before) if is_team else turns_of(episode, before)
+        new = search_tree.add(grown, turns)
         self._back_up([*path, *new])
 
     def end(self, group: int) -> None:

@@ -10,12 +10,14 @@ import torch
 from learner_helpers import fake_episode, gradients, make_config, make_learner, policy
 
 from rllib_llm import PrefConfig, RewardModelConfig
+from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.pref.pairs import PreferencePair
 from rllib_llm.algorithms.pref.pref import Pref
 from rllib_llm.algorithms.reward_model.finished_episodes import FinishedEpisode
 from rllib_llm.algorithms.reward_model.reward_model import RewardModel
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.sampled_episodes import SampledEpisodes
+from rllib_llm.env_runner.task_groups import TaskSource
 
 
 def pair_gradient(algo, env=None, **sections):
@@ -76,6 +78,67 @@ def judged_pairs(algo, env=None, **sections):
         sum(side.get_rewards())
         for unit in driver._sampled()
         for side in unit.agent_episodes.values()
+    ]
+
+
+class Probed:
+    """Learners that find a given influence of each pair, and what they were asked."""
+
+    def __init__(self, *found):
+        self.found, self.asked = list(found), []
+
+    def __len__(self):
+        return 0
+
+    def foreach_shard(self, method, shards, **kwargs):
+        (shard,) = shards
+        self.asked.append((method, *shard, kwargs))
+        return [self.found[: len(shard[0])]]
+
+
+def influence_driver(config, sampled, learners, played=()):
+    """Return Pref's driver whose sampling gives these episodes."""
+    driver = Pref.__new__(Pref)
+    driver.config, driver.learner_group = config, learners
+    driver.metrics = Metrics()
+    driver.sample_groups = lambda count: sampled
+    driver.process_episodes = lambda given: given
+    driver._task_source = TaskSource(0, config.group_size)
+    driver._driver_components = DriverComponents(config)
+
+    def play(tasks, explore):
+        assert explore
+        driver.asked_tasks = tasks
+        for episode, task in zip(played, tasks, strict=False):
+            episode_data(episode).task = task
+        return played
+
+    driver.play_extra_tasks = play
+    return driver
+
+
+class Metrics(dict):
+    """The last value of each metric."""
+
+    def log_value(self, key, value, **kwargs):
+        self[key] = value
+
+
+def influenced(algo, env=None, **sections):
+    """Return the returns of the pairs that are kept, of three tasks."""
+    settings = {"match": "step", **sections["training"]}
+    config = make_config(PrefConfig).training(**settings)
+    config.rollouts(group_size=2, episodes_per_iteration=6)
+    episodes = [
+        fake_episode(i, turns=1, reward=r, group=i // 2)
+        for i, r in enumerate((1.0, 0.0, 0.8, 0.0, 0.6, 0.0))
+    ]
+    for number, episode in enumerate(episodes):
+        episode.set_actions(new_data=[f"reply {number}"])
+    learners = Probed(-3.0, 1.0, 2.0)
+    driver = influence_driver(config, SampledEpisodes(episodes), learners)
+    return [
+        sum(unit.agent_episodes["chosen"].get_rewards()) for unit in driver._sampled()
     ]
 
 

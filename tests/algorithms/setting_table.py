@@ -20,6 +20,7 @@ from setting_pairs import (
     comparisons,
     conversations,
     held_out,
+    influenced,
     judged_pairs,
     matched,
     pair_gradient,
@@ -371,6 +372,7 @@ TRAINING |= {
     "judge_weight": needing(
         of(judged_pairs, "Pref", 0.0, 1.0), own={"step_judge": "judge"}
     ),
+    "influence": of(influenced, "Pref", {"weight": 2.0}),
     "reference": of(pair_gradient, "Pref", "current"),
     "after_fork": of(matched, "Pref", True),
     "compared_agent": of(matched, "Pref", "ann_0"),

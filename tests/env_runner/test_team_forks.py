@@ -242,12 +242,6 @@ def test_agents_keep_their_policies():
         run.runner.sample(tasks=group())
 
 
-def test_trees_of_finished_episodes_are_refused():
-    words = "fork 'mcts': .* has the agents ann_0, ben_0"
-    with pytest.raises(ConfigError, match=words):
-        runner_of(Diaries, fork="mcts")
-
-
 def test_forks_at_the_turns_of_one_agent():
     fork = {"name": "every_turn", "agents": ["ben_0"]}
     episodes = runner_of(Diaries, fork=fork).runner.sample(tasks=group())

@@ -6,12 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rllib_llm.advantages.estimators.forked import OF_TREES
-from rllib_llm.algorithms.config.one_agent import (
-    one_agent_obstacle,
-    program_obstacle,
-)
+from rllib_llm.algorithms.config.one_agent import program_obstacle
 from rllib_llm.components.registry import bind
-from rllib_llm.env_runner.episode_tree import chooses_in_tree
 from rllib_llm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,10 +36,7 @@ def validate_forks(config: LLMConfig) -> None:
             f"prompt, because roots={roots} leaves none to fork. Use group_size > "
             f"{roots}, or fewer roots."
         )
-    obstacle = fork_obstacle(config)
-    if obstacle is None and chooses_in_tree(bound.call):
-        obstacle = one_agent_obstacle(config)
-    if obstacle is not None:
+    if (obstacle := fork_obstacle(config)) is not None:
         raise ConfigError(f"fork {name!r}: {obstacle} Leave fork out.")
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 # Calls whose time grows with the batch.
-_OF_BATCHES = ("update", "update_scorer", "score_turns")
+_OF_BATCHES = ("update", "update_scorer", "score_turns", "pair_influences")
 _GRACE_S = 10.0
 """Seconds for the other Learners to fail as well once one has."""
 

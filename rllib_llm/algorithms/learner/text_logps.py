@@ -12,7 +12,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.connectors.learner.score_rows import ScoreRows
-from rllib_llm.connectors.learner.token_rows import TokenRows
+from rllib_llm.connectors.learner.token_rows import RowSettings, TokenRows
 from rllib_llm.connectors.pipelines import row_settings
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import read
@@ -83,21 +83,24 @@ class TextLogpsMixin:
         *,
         old_logps: str = "engine",
         values: Collection[str] = (),
+        references: Collection[str] = (),
+        settings: RowSettings | None = None,
+        module_id: str = DEFAULT_MODULE_ID,
     ) -> dict[str, Any] | None:
-        """Return the rows of episodes with scores; None without episodes."""
-        settings = dataclasses.replace(
+        """Return a policy's rows of episodes with scores; None without episodes."""
+        settings = settings or dataclasses.replace(
             row_settings(self.config),
             has_critic=False,
             row_per_turn=False,
             pattern_mask=None,
         )
-        rows = TokenRows({DEFAULT_MODULE_ID: settings})
+        rows = TokenRows({module_id: settings})
         score = ScoreRows(
             device=self._device,
             old_logps=old_logps,
             values=values,
             critic=self._critic_id,
-            references=(),
+            references=references,
             max_tokens=self.config.micro_batch_tokens,
             packing=self.config.packing,
             is_sharded=self.config.sharding is not None,
@@ -105,5 +108,5 @@ class TextLogpsMixin:
         batch = rows(rl_module=self.module, batch={}, episodes=list(shard))
         with self.in_update():
             batch = score(rl_module=self.module, batch=batch, episodes=list(shard))
-        scored: dict[str, Any] | None = batch.get(DEFAULT_MODULE_ID)
+        scored: dict[str, Any] | None = batch.get(module_id)
         return scored

@@ -230,14 +230,32 @@ def pairs_of_episodes(
     ]
 
 
-def step_pairs(
+@dataclasses.dataclass(frozen=True, slots=True)
+class ComparedReplies:
+    """Two replies to one observation.
+
+    Attributes:
+        better: Index of an episode with the reply of the higher value.
+        worse: Index of one with the other reply.
+        turn: Number of the turn.
+        gap: Difference of their values.
+        task: Number of the task.
+    """
+
+    better: int
+    worse: int
+    turn: int
+    gap: float
+    task: int
+
+
+def compared_replies(
     table: TurnTable,
     *,
     margin: float = 0.0,
-    max_pairs_per_task: int | None = None,
     judge: str | None = None,
     judge_weight: float = 0.5,
-) -> list[tuple[int, int, int]]:
+) -> list[ComparedReplies]:
     """Return pairs of replies to one observation of forked episodes.
 
     The value of a reply is the mean return of the episodes that contain it, the
@@ -250,14 +268,8 @@ def step_pairs(
     Args:
         table: Whole groups of one agent.
         margin: The better one's value is higher by more than this, >= 0.
-        max_pairs_per_task: Maximum number of pairs of a task, widest margins first;
-            None: no limit.
         judge: Assistant whose answers about turns count; None: none.
         judge_weight: Its share of a value, in [0, 1].
-
-    Returns:
-        Indices of an episode with the better and one with the worse reply, and the
-        number of the turn.
     """
     if not len(table.owner):
         return []
@@ -271,29 +283,51 @@ def step_pairs(
     # Of the episodes with a reply the first one that is trained on stands for it.
     order = np.argsort(~table.is_trained[owner], kind="stable")
     first = order[np.unique(replies[order], return_index=True)[1]]
-    pairs = outcome_pairs(values.tolist(), places[first].tolist(), margin=margin)
-    task = table.task[owner[first]].tolist()
-    kept = _widest(pairs, values.tolist(), task, max_pairs_per_task)
-    rows = [(first[better], first[worse]) for better, worse in kept]
-    return [(int(owner[b]), int(owner[w]), int(table.turn[b])) for b, w in rows]
+    return [
+        ComparedReplies(
+            better=int(owner[first[b]]),
+            worse=int(owner[first[w]]),
+            turn=int(table.turn[first[b]]),
+            gap=float(values[b] - values[w]),
+            task=int(table.task[owner[first[b]]]),
+        )
+        for b, w in outcome_pairs(
+            values.tolist(), places[first].tolist(), margin=margin
+        )
+    ]
 
 
-def _widest(
-    pairs: Sequence[tuple[int, int]],
-    values: Sequence[float],
-    tasks: Sequence[int],
-    max_pairs_per_task: int | None,
-) -> list[tuple[int, int]]:
-    """Return pairs in order of their margins, at most so many of each task."""
+def step_pairs(
+    table: TurnTable, *, max_pairs_per_task: int | None = None, **settings: Any
+) -> list[tuple[int, int, int]]:
+    """Return :func:`compared_replies`, widest gaps first.
+
+    Args:
+        table: Whole groups of one agent.
+        max_pairs_per_task: Maximum number of pairs of a task; None: no limit.
+        settings: Those of :func:`compared_replies`.
+
+    Returns:
+        Indices of an episode with the better and one with the worse reply, and the
+        number of the turn.
+    """
+    found = compared_replies(table, **settings)
+    gaps, tasks = [each.gap for each in found], [each.task for each in found]
+    kept = [found[i] for i in best_of_tasks(gaps, tasks, max_pairs_per_task)]
+    return [(each.better, each.worse, each.turn) for each in kept]
+
+
+def best_of_tasks(
+    scores: Sequence[float], tasks: Sequence[int], max_per_task: int | None
+) -> list[int]:
+    """Return indices in order of falling scores, at most so many of each task."""
     used: dict[int, int] = {}
     kept = []
-    for better, worse in sorted(
-        pairs, key=lambda pair: values[pair[1]] - values[pair[0]]
-    ):
-        task = tasks[better]
-        if max_pairs_per_task is None or used.get(task, 0) < max_pairs_per_task:
+    for index in sorted(range(len(scores)), key=lambda i: -scores[i]):
+        task = tasks[index]
+        if max_per_task is None or used.get(task, 0) < max_per_task:
             used[task] = used.get(task, 0) + 1
-            kept.append((better, worse))
+            kept.append(index)
     return kept
 
 
@@ -336,9 +370,13 @@ def candidate_pairs_of_episodes(
             tasks += [task_of(episode).group_id] * len(of_turn)
             scores += of_turn
     pairs = outcome_pairs(scores, places, margin=margin)
+    gaps, of_task = (
+        [scores[b] - scores[w] for b, w in pairs],
+        [tasks[b] for b, _ in pairs],
+    )
+    kept = [pairs[i] for i in best_of_tasks(gaps, of_task, max_pairs_per_task)]
     return [
-        PreferencePair(replies[b], replies[w], turn=replies[b].turn)
-        for b, w in _widest(pairs, scores, tasks, max_pairs_per_task)
+        PreferencePair(replies[b], replies[w], turn=replies[b].turn) for b, w in kept
     ]
 
 

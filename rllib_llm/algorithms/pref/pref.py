@@ -11,6 +11,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.config.check_candidates import MATCH
+from rllib_llm.algorithms.pref.influence_probe import pairs_by_influence
 from rllib_llm.algorithms.pref.pairs import (
     CHOSEN,
     Compared,
@@ -84,7 +85,9 @@ class Pref(TrainsScorer, LLMAlgorithm):
             "max_pairs_per_task": config.max_pairs_per_task,
         }
         if config.match == "step":
-            judge = {"judge": config.step_judge, "judge_weight": config.judge_weight}
+            judge: dict[str, Any] = {"judge": config.step_judge, "judge_weight": config.judge_weight}
+            if config.influence is not None:
+                return pairs_by_influence(self, sampled, **settings, **judge)
             return step_pairs_of_episodes(sampled, **settings, **judge)
         if config.match == MATCH:
             return candidate_pairs_of_episodes(episodes, **settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from annotated_types import Interval
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -15,6 +15,11 @@ from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
 from rllib_llm.algorithms.config.without_effect import (
     OF_POLICY_GRADIENTS,
     refuse_without_effect,
+)
+from rllib_llm.algorithms.pref.influence_settings import (
+    INFLUENCE_DEFAULTS,
+    InfluenceGiven,
+    validate_influence,
 )
 from rllib_llm.algorithms.pref.pairs import MATCHES
 from rllib_llm.algorithms.scorer.check_scorer import validate_scorer
@@ -50,6 +55,7 @@ _SAMPLING = (
     "compared_agent",
     "desirable_return",
     "step_judge",
+    "influence",
 )
 UpToOne = Annotated[float, Interval(gt=0, le=1)]
 
@@ -136,6 +142,13 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
     judge_weight: Fraction = setting(
         0.5, "Share of a reply's value that is the step_judge's, in [0, 1]."
     )
+    influence: dict[str, Any] | None = setting(
+        None,
+        """Choose the pairs of match="step" by value gap and by influence on the return
+        of validation tasks (DITS), a dict of ``weight`` (0.5), ``validation_tasks`` (8)
+        and ``step_size`` (0.01); None: by value gap.""",
+        kind=InfluenceGiven | None,
+    )
 
     def __init__(self, algo_class: type[Any] | None = None):
         if algo_class is None:
@@ -184,6 +197,10 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
         """Those of the current reference are computed before the update."""
         return "learner" if self.reference == "current" else "engine"
 
+    def complete_influence(self) -> InfluenceGiven:
+        """Return ``influence`` with defaults."""
+        return {**INFLUENCE_DEFAULTS, **cast("InfluenceGiven", self.influence or {})}
+
     @property
     def row_parser(self) -> Parser:
         """The function that reads the rows of ``data_files``."""
@@ -212,6 +229,7 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
         if self.match in ("step", MATCH):
             self._validate_turns()
         self._validate_judge()
+        validate_influence(self)
         validate_scorer(self)
         if self.action_head != "generate":
             raise ConfigError(

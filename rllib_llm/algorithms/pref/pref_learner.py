@@ -14,6 +14,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm.algorithms.learner.llm_learner import LLMLearnerMixin
 from rllib_llm.algorithms.learner.stored_rows import DENOMINATOR
+from rllib_llm.algorithms.pref.influence_probe import InfluenceProbeMixin
 from rllib_llm.algorithms.pref.pairs import CHOSEN, MISMATCHED
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import idle_rows, read
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rllib_llm.types import Episode
 
 
-class PrefTorchLearner(LLMLearnerMixin, TorchLearner):
+class PrefTorchLearner(InfluenceProbeMixin, LLMLearnerMixin, TorchLearner):
     """Learner of losses that depend on an episode's log-probabilities by their sum.
 
     A first pass, without gradients, gives the sums. Their loss has one derivative per
@@ -69,9 +70,7 @@ class PrefTorchLearner(LLMLearnerMixin, TorchLearner):
             if self._compares_labels:
                 self._kl(torch.zeros(0, device=self._device))
             return
-        units = _Units.of(data, self._compares_labels)
-        data[columns.LOSS_WEIGHTS] = self._turn_weights(data) * data[Columns.LOSS_MASK]
-        data[_UNITS], data[_PLACE] = units, upload(units.place, self._device)
+        units = self._add_units(data)
         parts = list(self._parts(module_id, data, self.config))
         sums = torch.zeros(3, units.num_sums, device=self._device)
         has_old_logps = self._is_first_pass and self._is_current
@@ -85,6 +84,20 @@ class PrefTorchLearner(LLMLearnerMixin, TorchLearner):
         if self._compares_labels:
             _leave_out(data, units.is_mismatched)
         self._set_advantages(module_id, data, sums)
+
+    def _add_units(self, data: dict[str, Any]) -> _Units:
+        """Add which unit a row belongs to, and the weights of its tokens."""
+        units = _Units.of(data, self._compares_labels)
+        data[columns.LOSS_WEIGHTS] = self._turn_weights(data) * data[Columns.LOSS_MASK]
+        data[_UNITS], data[_PLACE] = units, upload(units.place, self._device)
+        return units
+
+    def _losses_now(self, module_id: str, data: dict[str, Any]) -> torch.Tensor:
+        """Return the loss of each pair of these rows under the current weights. [P]"""
+        sums = torch.zeros(3, data[_UNITS].num_sums, device=self._device)
+        parts = self._parts(module_id, data, self.config)
+        self._add_sums(module_id, parts, sums)
+        return self._losses_of_pairs(sums[0], sums)[0]
 
     @torch.no_grad()
     def _add_sums(
@@ -148,7 +161,25 @@ class PrefTorchLearner(LLMLearnerMixin, TorchLearner):
     def _pair_loss(
         self, module_id: str, logp: torch.Tensor, sums: torch.Tensor
     ) -> torch.Tensor:
-        """Return the loss of each pair. [P]"""
+        """Return the loss of each pair, and log it. [P]"""
+        loss, pairs = self._losses_of_pairs(logp, sums)
+        margin = pairs.margin.detach()
+        for key, value in (
+            # Half for a tie, as at the beginning, where policy and reference agree.
+            ("pair_accuracy", 0.5 * (1 + margin.sign())),
+            ("margin", margin),
+            ("chosen_logratio", pairs.chosen_logratio.detach()),
+            ("rejected_logratio", pairs.rejected_logratio.detach()),
+            ("chosen_logp", pairs.chosen_mean_logp.detach()),
+            ("rejected_logp", pairs.rejected_mean_logp.detach()),
+        ):
+            self._add_stat(module_id, key, value.mean(), len(value))
+        return loss
+
+    def _losses_of_pairs(
+        self, logp: torch.Tensor, sums: torch.Tensor
+    ) -> tuple[torch.Tensor, PairSums]:
+        """Return the loss of each pair [P], and what it depends on."""
         policy, ref, length = (each.view(-1, 2) for each in (logp, sums[1], sums[2]))
         # A side whose tokens are all masked has the constant sum 0.
         length = length.clamp(min=1)
@@ -163,18 +194,7 @@ class PrefTorchLearner(LLMLearnerMixin, TorchLearner):
         loss = self._preference_loss(pairs)
         if self.config.nll_weight:
             loss = loss - self.config.nll_weight * pairs.chosen_mean_logp
-        margin = pairs.margin.detach()
-        for key, value in (
-            # Half for a tie, as at the beginning, where policy and reference agree.
-            ("pair_accuracy", 0.5 * (1 + margin.sign())),
-            ("margin", margin),
-            ("chosen_logratio", pairs.chosen_logratio.detach()),
-            ("rejected_logratio", pairs.rejected_logratio.detach()),
-            ("chosen_logp", pairs.chosen_mean_logp.detach()),
-            ("rejected_logp", pairs.rejected_mean_logp.detach()),
-        ):
-            self._add_stat(module_id, key, value.mean(), len(value))
-        return loss
+        return loss, pairs
 
     def _labelled_loss(
         self, module_id: str, logp: torch.Tensor, sums: torch.Tensor, units: _Units
