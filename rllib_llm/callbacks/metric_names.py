@@ -109,6 +109,7 @@ METRICS = (
     "learners/<module>/replay_is_weight_mean",
     "learners/<module>/replay_is_clipped_frac",
     "learners/<module>/file_token_frac",
+    "learners/<module>/pair_token_frac",
     "learners/<module>/file_nll",
     "num_pairs",
     "num_desirable",

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 SAMPLED = "sampled"  # in this iteration, or ahead for it
 REPLAY = "replay"  # in an earlier iteration (docs/replay.md)
 FILE = "file"  # written in a data file
-SOURCES = (SAMPLED, REPLAY, FILE)
+PAIR = "pair"  # a pair of sampled episodes, for a preference loss
+SOURCES = (SAMPLED, REPLAY, FILE, PAIR)
 
 
 @dataclasses.dataclass(slots=True)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import torch
 from learner_helpers import fake_episode, gradients, make_config, make_learner, policy
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_llm import PrefConfig, RewardModelConfig
+from rllib_llm import GRPO, GRPOConfig, PrefConfig, RewardModelConfig
+from rllib_llm.algorithms.driver.mixed_pairs import MixesPairs
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.algorithms.pref.pairs import PreferencePair
 from rllib_llm.algorithms.pref.pref import Pref
@@ -201,3 +203,24 @@ def conversations() -> str:
 
 
 _FOLDER = tempfile.TemporaryDirectory()
+
+
+def gradient_with_pairs(algo, env=None, **sections):
+    """Return GRPO's gradient on six episodes and the pairs that are made of them."""
+    config = make_config(GRPOConfig).preferences(
+        **{"loss": "dpo", **sections["preferences"]}
+    )
+    driver = GRPO.__new__(GRPO)
+    driver.config, driver.metrics = config, MetricsLogger()
+    returns = [0.0, 1.0, 0.5, 0.6, 0.2, 0.9]
+    episodes = [fake_episode(i, reward=r, turns=2) for i, r in enumerate(returns)]
+    for episode, reward in zip(episodes, returns, strict=True):
+        episode_data(episode).advantage = reward - 0.5
+    learner = make_learner(config)
+    with torch.no_grad():
+        for p in policy(learner).lm.parameters():
+            noise = torch.Generator().manual_seed(p.numel())
+            p += 0.02 * torch.randn(p.shape, generator=noise)
+    units = MixesPairs.with_stored(driver, SampledEpisodes(episodes))
+    found = gradients(learner, units)
+    return torch.cat([g.flatten() for g in found.values()]).numpy()

@@ -19,6 +19,7 @@ from setting_pairs import (
     compared,
     comparisons,
     conversations,
+    gradient_with_pairs,
     held_out,
     influenced,
     judged_pairs,
@@ -421,6 +422,14 @@ REPLAY = {
     "loss": of(with_replayed, "GRPO", "cispo"),
     "coeff": of(with_replayed, "GRPO", 0.3),
 }
+PREFERENCES = {
+    "loss": of(gradient_with_pairs, "GRPO", "simpo"),
+    "coeff": of(gradient_with_pairs, "GRPO", 0.3),
+    "match": of(gradient_with_pairs, "GRPO", "best_worst"),
+    "margin": of(gradient_with_pairs, "GRPO", 0.5),
+    "max_pairs_per_task": of(gradient_with_pairs, "GRPO", 1),
+    "nll_weight": of(gradient_with_pairs, "GRPO", 0.5),
+}
 SCORER = {
     "loss": of(scorer_after, "GRPO", "pairwise", "outcome"),
     "scores": needing(of(scorer_after, "GRPO", "log_ratio"), own={"pool": "mean"}),
@@ -517,6 +526,7 @@ PROBES = {
         "sft": WARM_START,
         "data": DATA,
         "replay": REPLAY,
+        "preferences": PREFERENCES,
         "scorer": SCORER,
         "training": TRAINING,
         "alarms": ALARMS,

@@ -33,6 +33,7 @@ from rllib_llm.modules.tiny import BUILT_MODELS
 if TYPE_CHECKING:
     import gymnasium as gym
 
+    from rllib_llm.algorithms.config.preferences import PreferencePass
     from rllib_llm.algorithms.driver.learner_group import LLMLearnerGroup
     from rllib_llm.types import Device, Spaces
 
@@ -111,6 +112,16 @@ class LLMConfigMixin(
     def action_labels(self) -> int | None:
         """Number of labels of parsed actions that a scorer learns; None without one."""
         return None
+
+    @property
+    def preference_pass(self) -> PreferencePass | None:
+        """What Learners read of a preference loss; not every algorithm has one."""
+        return None
+
+    @property
+    def mixes_pairs(self) -> bool:
+        """True if pairs join the updates of sampled episodes."""
+        return False
 
     @property
     def mixes_files(self) -> bool:

@@ -31,6 +31,7 @@ SECTIONS = (
     "sft",
     "data",
     "replay",
+    "preferences",
     "scorer",
     "training",
     "alarms",

@@ -18,9 +18,14 @@ from rllib_llm.algorithms.config.check_forks import refuse_tree_estimators
 from rllib_llm.algorithms.config.data import MixedDataSettings, validate_mixed_data
 from rllib_llm.algorithms.config.declarations import setting
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.config.preferences import (
+    PreferenceSettings,
+    validate_preferences,
+)
 from rllib_llm.algorithms.config.replay import ReplaySettings, validate_replay
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.driver.mixed_files import MixesFiles
+from rllib_llm.algorithms.driver.mixed_pairs import MixesPairs
 from rllib_llm.algorithms.driver.replay import ReplaysEpisodes
 from rllib_llm.algorithms.grpo.fork_training import mask_repeated_turns
 from rllib_llm.algorithms.grpo.greedy import validate_greedy, with_greedy_returns
@@ -64,7 +69,12 @@ _CRITIC_SETTINGS = (
 
 
 class GRPOConfig(
-    ScorerSettings, ReplaySettings, MixedDataSettings, LLMConfigMixin, PPOConfig
+    ScorerSettings,
+    ReplaySettings,
+    PreferenceSettings,
+    MixedDataSettings,
+    LLMConfigMixin,
+    PPOConfig,
 ):
     """Configuration of :class:`GRPO`.
 
@@ -153,6 +163,7 @@ class GRPOConfig(
             )
         validate_replay(self)
         validate_mixed_data(self)
+        validate_preferences(self)
         validate_scorer(self)
         self._try_estimators()
         if self.group_size < 2 and self.compares_rollouts:
@@ -293,7 +304,7 @@ class GRPOConfig(
         return GRPOTorchLearner
 
 
-class GRPO(TrainsScorer, ReplaysEpisodes, MixesFiles, LLMAlgorithm):
+class GRPO(TrainsScorer, ReplaysEpisodes, MixesPairs, MixesFiles, LLMAlgorithm):
     """Group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300)."""
 
     config: GRPOConfig

@@ -25,6 +25,7 @@ from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin, Reference
 from rllib_llm.algorithms.learner.mask_policy import MaskPolicyMixin
 from rllib_llm.algorithms.learner.non_llm_learner import NonLLMLearnerMixin
 from rllib_llm.algorithms.learner.optimizers import OptimizerMixin
+from rllib_llm.algorithms.learner.preference_mixin import PreferenceMixin
 from rllib_llm.algorithms.learner.scorer_learner import ScorerMixin
 from rllib_llm.algorithms.learner.sharding import ShardingMixin
 from rllib_llm.algorithms.learner.stored_rows import (
@@ -37,7 +38,7 @@ from rllib_llm.algorithms.learner.text_logps import TextLogpsMixin
 from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import FILE, SAMPLED
+from rllib_llm.data.episode_data import FILE, PAIR, SAMPLED
 from rllib_llm.data.micro_batches import count, micro_batches, read, select_rows
 from rllib_llm.distributed import (
     all_reduce_sum,
@@ -71,6 +72,7 @@ class LLMLearnerMixin(
     ShardingMixin,
     OptimizerMixin,
     TokenAnnotationsMixin,
+    PreferenceMixin,
     TextLogpsMixin,
     LearnerStats,
 ):
@@ -327,8 +329,12 @@ class LLMLearnerMixin(
         config = self.config.get_config_for_module(module_id)
         coeffs = {s: self.source_coeff(s, config) for s in self._sources}
         of_source = self.by_source(data)
+        if coeffs.get(PAIR):
+            self.weigh_units(module_id, of_source.get(PAIR))
         local_units = [
-            self._count_units(of_source[s], config) if coeff and s in of_source else 0.0
+            self._units_of_source(s, of_source[s], config)
+            if coeff and s in of_source
+            else 0.0
             for s, coeff in coeffs.items()
         ]
         # Before the early return: a rank without rows must join the collective call.
@@ -389,6 +395,9 @@ class LLMLearnerMixin(
         if source != SAMPLED:
             scores = fwd_out[Columns.ACTION_DIST_INPUTS]
             total = part[DENOMINATOR]
+            if source == PAIR:
+                logp = scores[..., 0]
+                return fwd_out, self.preference_pass(module_id, part, logp, total)
             if source == FILE:
                 return fwd_out, self._file_loss(module_id, part, scores, total)
             return fwd_out, self._replay_loss(module_id, config, part, scores, total)
@@ -397,6 +406,14 @@ class LLMLearnerMixin(
         )
         self._annotate_tokens(module_id, part, fwd_out)
         return fwd_out, loss
+
+    def _units_of_source(
+        self, source: str, data: dict[str, Any], config: LLMConfig
+    ) -> float:
+        """Return this Learner's part of the denominator of a source's rows."""
+        if source == PAIR:
+            return self.count_compared(data)
+        return self._count_units(data, config)
 
     def _count_units(self, data: dict[str, Any], config: LLMConfig) -> float:
         """Return this Learner's part of the loss denominator."""

@@ -11,7 +11,14 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.algorithms.learner.learner_stats import REPLAY_RATIO_SQUARE, LearnerStats
 from rllib_llm.data import columns
-from rllib_llm.data.episode_data import FILE, REPLAY, SAMPLED, SOURCES, episode_data
+from rllib_llm.data.episode_data import (
+    FILE,
+    PAIR,
+    REPLAY,
+    SAMPLED,
+    SOURCES,
+    episode_data,
+)
 from rllib_llm.data.micro_batches import count, keep, read, select_rows, trained_places
 from rllib_llm.losses.aggregation import weighted_loss
 from rllib_llm.losses.importance_correction import mismatch_weights
@@ -24,7 +31,11 @@ if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 DENOMINATOR = "loss_denominator"
-_TOKEN_SHARES = {REPLAY: "replay_token_frac", FILE: "file_token_frac"}
+_TOKEN_SHARES = {
+    REPLAY: "replay_token_frac",
+    FILE: "file_token_frac",
+    PAIR: "pair_token_frac",
+}
 SOURCE_OF_PART = "source_of_part"  # source of a micro-batch's rows
 # Columns that functions of the sampled rows add or change.
 _CHANGED = (
@@ -37,7 +48,7 @@ _CHANGED = (
 
 
 class StoredRowsMixin(LearnerStats):
-    """Mixin that trains on replayed rows and those of files beside sampled ones.
+    """Mixin that trains on replayed rows, files and pairs beside sampled rows.
 
     Each source of rows has micro-batches, a denominator and a coefficient of its own:
     ``loss = mean over sampled + coeff * mean over replayed``. Metrics of sampled rows,
@@ -51,6 +62,8 @@ class StoredRowsMixin(LearnerStats):
         self._replay_losses: dict[str, ComposedLoss] = {}
         if self.config.mixes_files:
             self._sources = (*self._sources, FILE)
+        if self.config.mixes_pairs:
+            self._sources = (*self._sources, PAIR)
         if not self.config.uses_replay:
             return
         self._sources = (*self._sources, REPLAY)
@@ -123,9 +136,14 @@ class StoredRowsMixin(LearnerStats):
             return 1.0
         # RLlib counts the update before it runs; schedules begin at 0.
         update = max(0, self._weights_seq_no - 1)
-        settings = cast("GRPOConfig", config)
-        is_file = source == FILE
-        return (settings.data_coeff_at if is_file else settings.replay_coeff_at)(update)
+        settings: Any = config
+        if source == PAIR:
+            coeff = settings.preference_coeff_at
+        else:
+            is_file = source == FILE
+            coeff = settings.data_coeff_at if is_file else settings.replay_coeff_at
+        found: float = coeff(update)
+        return found
 
     def sampled_only(self, episodes: Sequence[Any]) -> list[Any]:
         """Return the episodes that were sampled for this update."""

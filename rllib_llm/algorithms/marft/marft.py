@@ -25,6 +25,7 @@ SCHEDULES = ("joint", "alternate", "sequential")
 _OpenUnitInterval = Annotated[float, Interval(gt=0, lt=1)]
 
 _LLMPPO_ONLY = (
+    "preference_loss",
     "gae_level",
     "lambda_critic",
     "lambda_length_alpha",

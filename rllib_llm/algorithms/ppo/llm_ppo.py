@@ -12,7 +12,12 @@ from rllib_llm.advantages.turn_gae import GAE_LEVELS
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.config.declarations import fluent_method, setting
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.config.preferences import (
+    PreferenceSettings,
+    validate_preferences,
+)
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
+from rllib_llm.algorithms.driver.mixed_pairs import MixesPairs
 from rllib_llm.algorithms.ppo.check_critic import (
     validate_critic_settings,
     validate_whitening,
@@ -25,7 +30,7 @@ from rllib_llm.losses.value_losses import VALUE_LOSSES
 from rllib_llm.schema import Fraction, OneOf, PositiveFloat
 
 
-class LLMPPOConfig(ScorerSettings, LLMConfigMixin, PPOConfig):
+class LLMPPOConfig(ScorerSettings, PreferenceSettings, LLMConfigMixin, PPOConfig):
     """Configuration of :class:`LLMPPO`.
 
     Example:
@@ -102,6 +107,7 @@ class LLMPPOConfig(ScorerSettings, LLMConfigMixin, PPOConfig):
     def validate(self) -> None:
         super().validate()
         validate_scorer(self)
+        validate_preferences(self)
         if self.loss_agg_mode != "token-mean" and self.uses_rllib_loss:
             raise ConfigError(
                 f"loss_agg_mode={self.loss_agg_mode!r}: LLMPPO uses RLlib's loss, "
@@ -139,7 +145,7 @@ class LLMPPOConfig(ScorerSettings, LLMConfigMixin, PPOConfig):
         return LLMPPOTorchLearner
 
 
-class LLMPPO(TrainsScorer, LLMAlgorithm):
+class LLMPPO(TrainsScorer, MixesPairs, LLMAlgorithm):
     """PPO whose policy is a language model (Schulman et al. 2017, arXiv:1707.06347)."""
 
     @classmethod

@@ -12,6 +12,10 @@ from rllib_llm.algorithms.config.check_candidates import MATCH
 from rllib_llm.algorithms.config.data import DataSettings, Return
 from rllib_llm.algorithms.config.declarations import setting, state
 from rllib_llm.algorithms.config.llm_config import LLMConfigMixin
+from rllib_llm.algorithms.config.preferences import (
+    PreferenceLossMixin,
+    PreferencePass,
+)
 from rllib_llm.algorithms.config.without_effect import (
     OF_POLICY_GRADIENTS,
     refuse_without_effect,
@@ -25,10 +29,9 @@ from rllib_llm.algorithms.pref.pairs import MATCHES
 from rllib_llm.algorithms.scorer.check_scorer import validate_scorer
 from rllib_llm.algorithms.scorer.scorer_settings import ScorerSettings
 from rllib_llm.assistants.settings import read_assistants
-from rllib_llm.components.registry import BoundComponent, Spec, bind
+from rllib_llm.components.registry import Spec, bind
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.losses.preference_losses import LabelledSums, PairSums
 from rllib_llm.offline.conversation_files import Parser, parse_labelled, parse_pair
 from rllib_llm.offline.demonstrations import play_expert_with_mistakes
 from rllib_llm.policy_mapping import mapped_policies
@@ -60,7 +63,9 @@ _SAMPLING = (
 UpToOne = Annotated[float, Interval(gt=0, le=1)]
 
 
-class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
+class PrefConfig(
+    ScorerSettings, PreferenceLossMixin, LLMConfigMixin, DataSettings, AlgorithmConfig
+):
     """Configuration of :class:`Pref`.
 
     Example:
@@ -156,41 +161,22 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
         super().__init__(algo_class=algo_class)
         self._set_llm_defaults()
 
-    def build_preference_loss(self) -> BoundComponent:
-        """Return the loss of a pair, tried out on an example.
-
-        Raises:
-            ConfigError: It does not exist, or refuses a setting.
-        """
-        import torch
-
-        bound = bind("preference_loss", self.preference_loss)
-        example = [torch.full((1,), value) for value in (-2.0, -3.0, -2.0, -3.0, 4, 5)]
-        sums: PairSums | LabelledSums = PairSums(*example)
-        if self.compares_labels:
-            label, kl = torch.ones(1, dtype=torch.bool), torch.zeros(())
-            sums = LabelledSums(example[0], example[1], label, kl)
-        try:
-            bound.call(sums)
-        except (TypeError, ValueError) as error:
-            name = bound.component.name
-            raise ConfigError(f"preference_loss {name!r}: {error}") from error
-        return bound
-
-    def _loss_needs(self, need: str) -> bool:
-        bound = bind("preference_loss", self.preference_loss)
-        needs = getattr(bound.component.make, "needs", ())
-        return any(need in names for names, _ in needs)
-
     @property
-    def compares_labels(self) -> bool:
-        """True if the loss takes single episodes with a label instead of pairs."""
-        return self._loss_needs("labels")
+    def preference_pass(self) -> PreferencePass:
+        """What the Learner reads of the loss; all rows are those of its units."""
+        return PreferencePass(
+            self.build_preference_loss().call,
+            compares_labels=self.compares_labels,
+            is_current=self.reference == "current",
+            nll_weight=self.nll_weight,
+            turn_discount=self.turn_discount,
+            has_mismatched=self.data_files is not None,
+        )
 
     @property
     def uses_reference(self) -> bool:
         """True if the loss compares with the frozen policy of the beginning."""
-        return self.reference == "initial" and self._loss_needs("reference")
+        return self.reference == "initial" and self.preference_loss_needs("reference")
 
     @property
     def scored_old_logps(self) -> str:
@@ -277,7 +263,7 @@ class PrefConfig(ScorerSettings, LLMConfigMixin, DataSettings, AlgorithmConfig):
         else:
             why = f"preference_loss {loss!r} compares pairs. Leave it out, or use kto."
             refuse_without_effect(self, ("desirable_return",), why)
-        if not self._loss_needs("reference"):
+        if not self.preference_loss_needs("reference"):
             why = f"preference_loss {loss!r} has no reference. Leave it out."
             refuse_without_effect(self, ("reference",), why)
 

@@ -15,6 +15,7 @@ from rllib_llm.advantages.gae import token_gae
 from rllib_llm.advantages.turn_gae import bilevel_gae, length_adaptive_lambda, turn_gae
 from rllib_llm.connectors.learner.whiten_rows import whiten_rows
 from rllib_llm.data import columns
+from rllib_llm.data.episode_data import SAMPLED, SOURCES
 from rllib_llm.data.micro_batches import keep, read
 from rllib_llm.losses.kl import kl_penalty
 from rllib_llm.upload import upload
@@ -147,12 +148,20 @@ class TokenGAE(ConnectorV2):
         if settings.whiten:
             by_agent = settings.whiten_by == "agent"
             agents = [read(data, columns.AGENT_INDEX)] if by_agent else None
-            whiten_rows([advantages], [mask], device, agents=agents)
+            whiten_rows([advantages], [_sampled(data, mask)], device, agents=agents)
         for key, array in (
             (Columns.ADVANTAGES, advantages),
             (Columns.VALUE_TARGETS, targets),
         ):
             data[key] = upload(array.astype(np.float32), device)
+
+
+def _sampled(data: dict[str, Any], mask: np.ndarray) -> np.ndarray:
+    """Return the trained tokens of sampled rows, without pairs. bool [B, T]"""
+    if columns.SOURCE not in data:
+        return mask
+    is_sampled = read(data, columns.SOURCE) == SOURCES.index(SAMPLED)
+    return mask & is_sampled[:, None]
 
 
 def episode_gae(
