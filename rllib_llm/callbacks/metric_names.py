@@ -198,6 +198,7 @@ METRICS = (
     "scorer/score_mean_solved",
     "scorer/score_mean_failed",
     "learners/scorer/score_loss",
+    "learners/scorer/vtrace_clip_frac",
     "learners/scorer/pair_accuracy",
     "learners/scorer/outcome_accuracy",
     "learners/scorer/action_accuracy",

@@ -17,4 +17,5 @@ SCORER_CLASSES: dict[str, type[LLMRLModule]] = {
 TURN_CRITIC_CLASSES: dict[str, type[LLMRLModule]] = {
     "td": TurnCriticRLModule,
     "monte_carlo": PlaceValueRLModule,
+    "vtrace": PlaceValueRLModule,
 }

@@ -44,9 +44,8 @@ class TfIdf:
         if self._vectorizer is None:
             return np.zeros(self._vectors.shape[0])
         vector = self._vectorizer.transform([text])
-        known = self._vectorizer.vocabulary_
-        found = self._split(text)
-        unseen = [found.count(word) for word in set(found) if word not in known]
+        vocabulary, split = self._vectorizer.vocabulary_, self._split(text)
+        unseen = [split.count(word) for word in set(split) if word not in vocabulary]
         length = math.sqrt(
             vector.multiply(vector).sum()
             + sum((count * self._unseen) ** 2 for count in unseen)

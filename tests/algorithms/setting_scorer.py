@@ -37,6 +37,17 @@ def scorer_after(algo: str, env: Any = None, **sections: Any) -> Any:
     return [torch.cat(flat).numpy(), waits]
 
 
+def judged_by_vtrace(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return advantages of turns that are likelier now than when they were sampled."""
+    learner = make_learner(scorer_config(**{"loss": "vtrace", **sections["scorer"]}))
+    away_from_zero(learner)
+    episodes = whole_episodes()
+    for episode in episodes:
+        for turn in episode.get_extra_model_outputs(columns.TURN):
+            turn.action_logps = turn.action_logps - 20.0
+    return learner.score_turns(episodes)
+
+
 def labels_learned(algo: str, env: Any = None, **sections: Any) -> Any:
     """Return the labels of turns that a driver gives a process reward model."""
     given = {"loss": "process", **sections["scorer"]}

@@ -92,7 +92,7 @@ from setting_saved import (
     saved,
     spliced,
 )
-from setting_scorer import labels_learned, scorer_after, weights_after
+from setting_scorer import judged_by_vtrace, labels_learned, scorer_after, weights_after
 from setting_table_rllib import RLLIB
 from team_helpers import Pair, PairTogether, tiny_model
 
@@ -448,6 +448,9 @@ SCORER = {
     "pair_margin": of(scorer_after, "GRPO", 1.5),
     "max_pairs_per_task": of(scorer_after, "GRPO", 1),
     "gamma": needing(of(scorer_after, "GRPO", 0.5), own={"loss": "td"}),
+    "clip_rho_threshold": needing(
+        of(judged_by_vtrace, "GRPO", 2.0), own={"loss": "vtrace"}
+    ),
     "expectile": needing(of(scorer_after, "GRPO", 0.9), own={"loss": "td"}),
     "twin": needing(of(scorer_after, "GRPO", False), own={"loss": "td"}),
     "tau": needing(of(scorer_after, "GRPO", 0.9), own={"loss": "td"}),

@@ -151,6 +151,106 @@ def test_advantages_of_turns(kind):
             assert advantage == pytest.approx(expected, abs=1e-4)
 
 
+# V-trace ------------------------------------------------------------------------------
+
+
+def nearly_on_policy(learner, count=5):
+    """Episodes whose recorded log-probabilities differ a little from now, and whole."""
+    rng, both = np.random.default_rng(0), []
+    for number in range(count):
+        episode = fake_episode(
+            number, turns=1 + number % 3, reward=1.0 + number, breaks=number == 2
+        )
+        (logps,) = learner.text_logps([episode])
+        for turn in episode.get_extra_model_outputs(columns.TURN):
+            size = len(turn.action_ids)
+            turn.action_logps = logps[:size] + rng.normal(0.0, 0.2, size)
+            logps = logps[size:]
+        both.append((episode, WholeEpisode(episode, SCORER_MODULE)))
+    return both
+
+
+def slow_vtrace(learner, episode):
+    """Return values, targets and advantages of an episode's turns."""
+    config, turns = learner.config, episode.get_extra_model_outputs(columns.TURN)
+    _, v = slow_values(module_of(learner), episode)
+    (now,) = learner.text_logps([episode])
+    ratios, start = [], 0
+    for turn in turns:
+        size = len(turn.action_ids)
+        gap = now[start : start + size].sum() - np.sum(turn.action_logps)
+        ratios.append(float(np.exp(gap)))
+        start += size
+    rewards, plain = list(episode.get_rewards()), [*(float(x) for x in v), 0.0]
+    targets, after, correction = [0.0] * len(v), 0.0, 0.0
+    advantages = [0.0] * len(v)
+    for h in reversed(range(len(v))):
+        rho = min(config.scorer_clip_rho_threshold, ratios[h])
+        gamma = config.scorer_gamma
+        delta = rho * (rewards[h] + gamma * plain[h + 1] - plain[h])
+        advantages[h] = rho * (rewards[h] + gamma * after - plain[h])
+        correction = delta + gamma * min(1.0, ratios[h]) * correction
+        after = targets[h] = plain[h] + correction
+    return v, targets, advantages
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"gamma": 0.5, "clip_rho_threshold": 2.0}], ids=str
+)
+def test_vtrace_in_the_learner(given):
+    config = scorer_config(training={"micro_batch_tokens": 48}, loss="vtrace", **given)
+    learner = perturbed(config)
+    plain, episodes = zip(*nearly_on_policy(learner), strict=True)
+    found = learner.score_turns(episodes)
+    module, losses = module_of(learner), []
+    for episode, advantages in zip(plain, found, strict=True):
+        v, targets, expected = slow_vtrace(learner, episode)
+        assert advantages == pytest.approx(expected, abs=1e-4)
+        losses += [(x - t) ** 2 for x, t in zip(v, targets, strict=True)]
+    trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    expected = torch.autograd.grad(
+        torch.stack(losses).mean(), list(trained.values()), allow_unused=True
+    )
+    taken = scorer_gradients(learner, episodes)
+    reached = {n: g for n, g in zip(trained, expected, strict=True) if g is not None}
+    assert max(float(g.abs().max()) for g in reached.values()) > 1e-3
+    assert reached.keys() == taken.keys()
+    for name, grad in reached.items():
+        torch.testing.assert_close(taken[name], grad, atol=2e-5, rtol=1e-3)
+
+
+def test_replayed_turns_are_judged_by_the_current_policy(monkeypatch):
+    from rllib_llm.algorithms.driver.replay import ReplaysEpisodes
+
+    monkeypatch.setattr(ReplaysEpisodes, "with_stored", Stores.with_stored)
+    config = scorer_config(loss="vtrace", training={"policy_loss": "pg"})
+    algo = driver_of(config, perturbed(config))
+    sampled = fake_episode(0)
+    episode_data(sampled).advantage = 7.0
+    _, replayed = algo.with_stored([sampled])
+    (scores,) = algo.score_turns([WholeEpisode(replayed, SCORER_MODULE)])
+    assert len(scores) == 3 and any(scores)
+    assert list(episode_data(replayed).advantage) == pytest.approx(scores)
+    assert episode_data(sampled).advantage == 7.0
+
+
+@pytest.mark.parametrize(
+    "replay, message",
+    [
+        ({"advantages": "rebased"}, "computes the advantages of replayed turns anew"),
+        ({"positive_only": True}, "computes the advantages of replayed turns anew"),
+        ({"loss": "cispo"}, "would weigh them once more"),
+        ({"old_logps": "learner"}, "would weigh them once more"),
+    ],
+    ids=str,
+)
+def test_replay_beside_vtrace(replay, message):
+    config = scorer_config(loss="vtrace", training={"policy_loss": "pg"})
+    config.replay(episodes_per_iteration=8).validate()
+    with pytest.raises(ConfigError, match=message):
+        config.replay(**replay).validate()
+
+
 # Target network -----------------------------------------------------------------------
 
 
@@ -278,7 +378,10 @@ def test_only_turns_above_a_threshold_are_imitated():
         ({"loss": "td", "expectile": 1.0}, "expectile"),
         ({"loss": "td", "tau": 0.0}, "tau"),
         ({"loss": "td", "gamma": 1.5}, "gamma"),
-        ({"loss": "monte_carlo", "gamma": 0.5}, "it is for scorer.loss='td'"),
+        ({"loss": "monte_carlo", "gamma": 0.5}, "it is for scorer.loss='td' and"),
+        ({"loss": "td", "clip_rho_threshold": 2.0}, "it is for scorer.loss='vtrace'"),
+        ({"loss": "vtrace", "expectile": 0.9}, "it is for scorer.loss='td'"),
+        ({"loss": "vtrace", "clip_rho_threshold": 0.0}, "clip_rho_threshold"),
         ({"loss": "outcome", "twin": False}, "it is for scorer.loss='td'"),
     ],
     ids=str,
@@ -292,11 +395,11 @@ def test_critics_and_their_readers_belong_together():
     scorer_config(loss="td").validate()
     with pytest.raises(ConfigError, match="Use the advantage estimator 'turn_critic'"):
         scorer_config(loss="td").rollouts(rewards=["scorer"]).validate()
-    with pytest.raises(ConfigError, match="Set it to 'td' or 'monte_carlo'"):
+    with pytest.raises(ConfigError, match="Set it to 'td', 'monte_carlo' or 'vtrace'"):
         make_config(GRPOConfig).training(**TURN_CRITIC).scorer(
             loss="outcome"
         ).validate()
-    with pytest.raises(ConfigError, match="Set it to 'td' or 'monte_carlo'"):
+    with pytest.raises(ConfigError, match="Set it to 'td', 'monte_carlo' or 'vtrace'"):
         make_config(GRPOConfig).training(**TURN_CRITIC).validate()
     config = make_config(LLMPPOConfig).scorer(loss="td")
     with pytest.raises(ConfigError, match="nothing reads"):

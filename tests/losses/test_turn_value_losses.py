@@ -14,6 +14,7 @@ from rllib_llm.losses.turn_value_losses import (
     success_advantages,
     td_targets,
     turn_critic_loss,
+    vtrace,
 )
 
 # Three episodes of 3, 1 and 2 turns, not in order.
@@ -48,6 +49,64 @@ def test_losses_against_a_loop(expectile):
         u = min(float(target_q[i, turn]) for i in range(2)) - float(v[turn])
         weight = 1 - expectile if u < 0 else expectile
         assert float(of_v[turn]) == pytest.approx(weight * u**2, rel=1e-12)
+
+
+def slow_vtrace(values, rewards, log_ratios, episode, gamma, threshold):
+    """Targets and advantages of an episode's turns, as the sum of the paper's eq. 1."""
+    w = [math.exp(float(log_ratios[i])) for i in episode]
+    v = [float(values[i]) for i in episode] + [0.0]
+    r = [float(rewards[i]) for i in episode]
+    rho, c = [min(threshold, x) for x in w], [min(1.0, x) for x in w]
+    targets = []
+    for s in range(len(r)):
+        total = v[s]
+        for t in range(s, len(r)):
+            weight = gamma ** (t - s) * math.prod(c[s:t]) * rho[t]
+            total += weight * (r[t] + gamma * v[t + 1] - v[t])
+        targets.append(total)
+    after = [*targets[1:], 0.0]
+    advantages = [rho[s] * (r[s] + gamma * after[s] - v[s]) for s in range(len(r))]
+    return targets, advantages
+
+
+@pytest.mark.parametrize("threshold", [0.7, 1.0, 5.0])
+def test_vtrace_against_the_sum(threshold):
+    values, rewards, log_ratios = numbers(0), numbers(1), numbers(2)
+    targets, advantages = vtrace(
+        values,
+        rewards,
+        log_ratios,
+        NEXT,
+        gamma=0.9,
+        clip_rho_threshold=threshold,
+    )
+    for episode in ([0, 2, 4], [1], [3, 5]):
+        expected = slow_vtrace(values, rewards, log_ratios, episode, 0.9, threshold)
+        for found, of_turns in zip((targets, advantages), expected, strict=True):
+            assert found[episode].tolist() == pytest.approx(of_turns, rel=1e-12)
+
+
+def test_on_policy_vtrace_targets_are_returns():
+    values, rewards = numbers(0).requires_grad_(), numbers(1)
+    targets, advantages = vtrace(values, rewards, 0 * rewards, NEXT, gamma=0.9)
+    of = [float(rewards[i]) for i in (0, 2, 4)]
+    expected = of[0] + 0.9 * (of[1] + 0.9 * of[2])
+    assert float(targets[0]) == pytest.approx(expected, rel=1e-12)
+    assert float(advantages[0]) == pytest.approx(expected - float(values[0]))
+    assert not targets.requires_grad and not advantages.requires_grad
+
+
+def test_impossible_and_certain_turns_stay_finite():
+    log_ratios = torch.tensor([-1e9, 1e9, 0.0, 0.0, -math.inf, math.inf])
+    found = vtrace(numbers(0), numbers(1), log_ratios.double(), NEXT, gamma=0.9)
+    assert all(each.isfinite().all() for each in found)
+    with pytest.raises(ValueError, match="clip_rho_threshold is 0"):
+        vtrace(
+            numbers(0), numbers(1), log_ratios, NEXT, gamma=1.0, clip_rho_threshold=0
+        )
+    none = torch.zeros(0)
+    empty = vtrace(none, none, none, torch.zeros(0, dtype=torch.int64), gamma=0.9)
+    assert [each.shape for each in empty] == [(0,), (0,)]
 
 
 def test_targets_have_no_gradient():
@@ -180,3 +239,45 @@ def test_the_expectile_learns_the_best_policy_from_a_random_one(turns):
     assert all(abs(q[pair] - exact[pair]) < 0.05 for pair in exact)
     assert v["hidden"] == pytest.approx(exact["hidden", "look"], abs=0.05)
     assert max(exact, key=lambda p: (p[0] == "hidden") * q[p]) == ("hidden", "look")
+
+
+def test_vtrace_learns_another_policys_values_from_random_turns(turns):
+    """With a threshold above all ratios: the values of the other policy, exactly."""
+    places = sorted({t[0] for t in turns})
+    at = torch.tensor([places.index(t[0]) for t in turns])
+    rewards = torch.tensor([t[2] for t in turns], dtype=torch.float64)
+    after = torch.tensor([t[3] for t in turns])
+
+    def chance(place, turn):
+        if place == "hidden":
+            return 0.5 if turn == "look" else 0.25
+        return 0.8 if turn == place else 0.1
+
+    ratios = torch.tensor([3 * chance(t[0], t[1]) for t in turns], dtype=torch.float64)
+    shown = (0.8 - 0.1 * COST) / (1 - 0.1 * GAMMA)
+    exact = {
+        "red": shown,
+        "green": shown,
+        "hidden": 0.25 + 0.5 * (GAMMA * shown - COST),
+    }
+
+    def values(threshold):
+        v = torch.zeros(len(places), dtype=torch.float64)
+        count = torch.zeros_like(v).index_add_(0, at, torch.ones(len(at)).double())
+        for _ in range(200):
+            targets, _ = vtrace(
+                v[at],
+                rewards,
+                ratios.log(),
+                after,
+                gamma=GAMMA,
+                clip_rho_threshold=threshold,
+            )
+            v = torch.zeros_like(v).index_add_(0, at, targets) / count
+        return dict(zip(places, v.tolist(), strict=True))
+
+    learned_values = values(10.0)
+    assert all(abs(learned_values[p] - exact[p]) < 0.05 for p in exact)
+    # Clipped, they lie between those of the two policies.
+    of_random = (1 - COST) / (3 - GAMMA)
+    assert of_random + 0.05 < values(1.0)["red"] < exact["red"] - 0.05

@@ -52,7 +52,7 @@ def scorer(
 def turn_critic(table: TurnTable, *, lambda_: float | None = None) -> np.ndarray:
     """Take the advantage of each turn from a critic of turns, without a group.
 
-    It needs the section ``scorer`` with ``loss: td`` or ``monte_carlo``.
+    It needs the section ``scorer`` with ``loss: td``, ``monte_carlo`` or ``vtrace``.
 
     Args:
         table: Trajectories with the critic's advantages.

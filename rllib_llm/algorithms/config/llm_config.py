@@ -115,7 +115,7 @@ class LLMConfigMixin(
 
     @property
     def preference_pass(self) -> PreferencePass | None:
-        """What Learners read of a preference loss; not every algorithm has one."""
+        """The preference loss that Learners compute; None: the algorithm has none."""
         return None
 
     @property

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class PreferencePass:
-    """What a Learner reads of a preference loss.
+    """A preference loss as a Learner computes it.
 
     Attributes:
         loss: Returns the loss of pairs or labelled episodes.
@@ -137,7 +137,7 @@ class PreferenceSettings(PreferenceLossMixin, DeclaredSettings):
 
     @property
     def preference_pass(self) -> PreferencePass | None:
-        """What the Learner reads of the loss of pairs; None without one."""
+        """The loss of pairs that the Learner computes; None without one."""
         if not self.mixes_pairs:
             return None
         loss = self.build_preference_loss().call

@@ -325,11 +325,11 @@ def _perplexities(episodes: Sequence[Any], text_logps: TextLogps) -> np.ndarray:
     """Return each episode's perplexity per trained token; NaN without any. [N]"""
     parts = [agent_episodes(episode) for episode in episodes]
     logps = iter(text_logps([part for of_one in parts for part in of_one]))
-    found = []
+    perplexities = []
     for of_one in parts:
         tokens = np.concatenate([next(logps) for _ in of_one])
-        found.append(np.exp(-tokens.mean()) if len(tokens) else np.nan)
-    return np.array(found, np.float64)
+        perplexities.append(np.exp(-tokens.mean()) if len(tokens) else np.nan)
+    return np.array(perplexities, np.float64)
 
 
 def _is_trained(episode: Any) -> bool:

@@ -47,12 +47,12 @@ class PreferenceMixin(LearnerStats):
     def build(self) -> None:
         """Build the Learner and the loss."""
         super().build()
-        found = self.config.preference_pass
-        if found is None:
+        preference = self.config.preference_pass
+        if preference is None:
             return
-        self._preference = found
+        self._preference = preference
         self._reference_column = (
-            Columns.ACTION_LOGP if found.is_current else columns.REF_LOGP
+            Columns.ACTION_LOGP if preference.is_current else columns.REF_LOGP
         )
 
     def weigh_units(self, module_id: str, data: dict[str, Any] | None) -> None:

@@ -142,8 +142,7 @@ class StoredRowsMixin(LearnerStats):
         else:
             is_file = source == FILE
             coeff = settings.data_coeff_at if is_file else settings.replay_coeff_at
-        found: float = coeff(update)
-        return found
+        return float(coeff(update))
 
     def sampled_only(self, episodes: Sequence[Any]) -> list[Any]:
         """Return the episodes that were sampled for this update."""

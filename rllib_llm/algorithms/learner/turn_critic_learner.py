@@ -9,9 +9,15 @@ import torch
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.algorithms.learner.score_losses import ScoreLossesMixin
+from rllib_llm.algorithms.scorer.scorer_settings import VTRACE
 from rllib_llm.data import columns
-from rllib_llm.data.turn_ends import TurnEnds
-from rllib_llm.losses.turn_value_losses import success_advantages, turn_critic_loss
+from rllib_llm.data.micro_batches import trained_places
+from rllib_llm.data.turn_ends import TurnEnds, turns_of_tokens
+from rllib_llm.losses.turn_value_losses import (
+    success_advantages,
+    turn_critic_loss,
+    vtrace,
+)
 from rllib_llm.modules.scorer import SCORER_MODULE
 from rllib_llm.upload import upload
 
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TurnCriticMixin(ScoreLossesMixin):
-    """Mixin with the losses "td" and "monte_carlo" of a scorer."""
+    """Mixin with the losses "td", "monte_carlo" and "vtrace" of a scorer."""
 
     _settings: ScorerSettings
 
@@ -31,6 +37,8 @@ class TurnCriticMixin(ScoreLossesMixin):
         if self._settings.scorer_loss == "monte_carlo":
             rewards, after = self._steps(part, ends)
             return ends, success_advantages(values, rewards, after)
+        if self._settings.scorer_loss == VTRACE:
+            return ends, self._vtrace(part, ends, values)[1]
         return ends, out[columns.QF_PREDS].min(dim=0).values - values
 
     def _turn_critic_sum(self, part: dict[str, Any]) -> torch.Tensor:
@@ -39,6 +47,16 @@ class TurnCriticMixin(ScoreLossesMixin):
         values = out[Columns.VF_PREDS]
         if self._settings.scorer_loss == "monte_carlo":
             return self.outcome_sum(SCORER_MODULE, values, part, ends.rows)
+        if self._settings.scorer_loss == VTRACE:
+            targets, _, clipped = self._vtrace(part, ends, values)
+            loss = (values - targets).square()
+            for key, value in (
+                ("score_loss", loss),
+                ("vf_loss", loss),
+                ("vtrace_clip_frac", clipped.float()),
+            ):
+                self._add_stat(SCORER_MODULE, key, value.mean(), len(values))
+            return loss.sum()
         target = self.module[SCORER_MODULE].unwrapped().forward_target(part)
         q = out[columns.QF_PREDS]
         of_q, of_v = turn_critic_loss(
@@ -58,6 +76,32 @@ class TurnCriticMixin(ScoreLossesMixin):
         ):
             self._add_stat(SCORER_MODULE, key, value.mean(), len(values))
         return (of_q + of_v).sum()
+
+    @torch.no_grad()
+    def _vtrace(
+        self, part: dict[str, Any], ends: TurnEnds, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return targets, advantages and clipped turns, for the current policy. [M]"""
+        (module_id,) = self.config.trained_module_ids
+        out = self.module[module_id].unwrapped().forward_train(part)
+        where = trained_places(part)
+        logp = out[Columns.ACTION_DIST_INPUTS][..., 0][where]
+        log_ratios = torch.zeros_like(values).index_add_(
+            0,
+            upload(turns_of_tokens(part), self._device),
+            (logp - part[columns.BEHAVIOUR_LOGP][where]).to(values.dtype),
+        )
+        rewards, after = self._steps(part, ends)
+        threshold = self._settings.scorer_clip_rho_threshold
+        targets, advantages = vtrace(
+            values,
+            rewards,
+            log_ratios,
+            after,
+            gamma=self._settings.scorer_gamma,
+            clip_rho_threshold=threshold,
+        )
+        return targets, advantages, log_ratios.exp() > threshold
 
     def _update_target_network(self) -> None:
         """Follow an optimiser step with the target network."""

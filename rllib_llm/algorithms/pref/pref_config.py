@@ -163,7 +163,7 @@ class PrefConfig(
 
     @property
     def preference_pass(self) -> PreferencePass:
-        """What the Learner reads of the loss; all rows are those of its units."""
+        """The loss that the Learner computes; all rows are of its units."""
         return PreferencePass(
             self.build_preference_loss().call,
             compares_labels=self.compares_labels,

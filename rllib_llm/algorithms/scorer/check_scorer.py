@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
-from rllib_llm.algorithms.scorer.scorer_settings import PROCESS, ScorerSettings
+from rllib_llm.algorithms.scorer.scorer_settings import PROCESS, VTRACE, ScorerSettings
 from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.scorer import SCORER_MODULE
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 TURN_CRITIC = "turn_critic"  # the advantage estimator
 _FILTERS = (SCORER_MODULE, "scored_turns")
-_OF_TD = ("scorer_gamma", "scorer_expectile", "scorer_twin", "scorer_tau")
+_OF_TD = ("scorer_expectile", "scorer_twin", "scorer_tau")
+_OF_DISCOUNTED = ("scorer_gamma",)
+_OF_VTRACE = ("scorer_clip_rho_threshold",)
 _OF_CAUSAL = ("scorer_span", "scorer_num_actions")
 _OF_PAIRS = ("scorer_match", "scorer_pair_margin", "scorer_max_pairs_per_task")
 
@@ -82,7 +84,7 @@ def _check_causal(config: ScoredConfig) -> None:
         )
     why = "scorer.loss='causal' scores no turns and compares nothing. Leave it out."
     of_scores = ("scorer_pool", "scorer_beta", "scorer_label_noise", "scorer_labels")
-    names = (*of_scores, *_OF_PAIRS, *_OF_TD)
+    names = (*of_scores, *_OF_PAIRS, *_OF_TD, *_OF_DISCOUNTED, *_OF_VTRACE)
     refuse_without_effect(config, names, why)
     _check_run(config)
 
@@ -100,7 +102,7 @@ def _check_readers(config: ScoredConfig) -> None:
         )
     raise ConfigError(
         f"The advantage estimator {name!r} reads values, but scorer.loss is "
-        f"{config.scorer_loss!r}. Set it to 'td' or 'monte_carlo'."
+        f"{config.scorer_loss!r}. Set it to 'td', 'monte_carlo' or 'vtrace'."
     )
 
 
@@ -147,9 +149,7 @@ def _check_loss(config: ScoredConfig) -> None:
     if loss not in ("pairwise", "outcome"):
         why = "it is for scorer.loss='pairwise' and 'outcome'. Leave it out."
         refuse_without_effect(config, ("scorer_label_noise",), why)
-    if loss != "td":
-        why = "it is for scorer.loss='td'. Leave it out."
-        refuse_without_effect(config, _OF_TD, why)
+    _check_critics(config)
     if loss != PROCESS:
         why = f"it is for scorer.loss={PROCESS!r}. Leave it out."
         refuse_without_effect(config, ("scorer_labels",), why)
@@ -169,15 +169,66 @@ def _check_loss(config: ScoredConfig) -> None:
             "classified by their sum or mean. Use loss='pairwise' or 'outcome', and "
             "pool='sum' or 'mean'."
         )
-    if loss == "monte_carlo" and reads_candidates(config):
-        raise ConfigError(
-            "rollouts.candidate_scores reads the scorer, but scorer.loss='monte_carlo' "
-            "values places and not the replies there. Use scorer.loss='td', whose Q "
-            "does, or another loss."
-        )
     if loss in ("expert", PROCESS) or config.is_turn_critic:
         why = f"scorer.loss={loss!r} scores single turns. Leave it out."
         refuse_without_effect(config, ("scorer_pool",), why)
+
+
+def _check_critics(config: ScoredConfig) -> None:
+    """Check the settings of turn critics."""
+    loss = config.scorer_loss
+    if loss != "td":
+        why = "it is for scorer.loss='td'. Leave it out."
+        refuse_without_effect(config, _OF_TD, why)
+    if loss not in ("td", VTRACE):
+        why = "it is for scorer.loss='td' and 'vtrace'. Leave it out."
+        refuse_without_effect(config, _OF_DISCOUNTED, why)
+    if loss == VTRACE:
+        if config.uses_replay:
+            _check_replayed_turns(config)
+    else:
+        why = f"it is for scorer.loss={VTRACE!r}. Leave it out."
+        refuse_without_effect(config, _OF_VTRACE, why)
+    if loss in ("monte_carlo", VTRACE) and reads_candidates(config):
+        raise ConfigError(
+            f"rollouts.candidate_scores reads the scorer, but scorer.loss={loss!r} "
+            "values places and not the replies there. Use scorer.loss='td', whose Q "
+            "does, or another loss."
+        )
+
+
+def _check_replayed_turns(config: Any) -> None:
+    """Check that V-trace alone makes and weighs the advantages of replayed turns."""
+    makers = (
+        config.replay_advantages,
+        config.replay_positive_only,
+        _name_of(config.advantage_estimator),
+        bool(config.advantage_transforms),
+    )
+    if makers != ("stored", False, TURN_CRITIC, False):
+        raise ConfigError(
+            f"scorer.loss={VTRACE!r} computes the advantages of replayed turns anew, "
+            "which replay.advantages, replay.positive_only, other estimators and "
+            "transforms do not reach. Leave them out, and set "
+            f"advantage_estimator to {TURN_CRITIC!r}."
+        )
+    loss = _name_of(config.replay_loss or config.policy_loss)
+    if loss != "pg" or config.replay_old_logps != "engine":
+        raise ConfigError(
+            f"scorer.loss={VTRACE!r} weighs the advantages of replayed turns by the "
+            f"policy's ratio, but replay.loss={loss!r} with replay.old_logps="
+            f"{config.replay_old_logps!r} would weigh them once more. Use the loss "
+            "'pg' and old_logps='engine'."
+        )
+
+
+def _name_of(spec: Any) -> Any:
+    """Return the name of the only component, if it has no settings; else None."""
+    if isinstance(spec, list | tuple):
+        spec = spec[0] if len(spec) == 1 else None
+    if isinstance(spec, Mapping):
+        return spec.get("name") if len(spec) == 1 else None
+    return spec
 
 
 def _check_run(config: ScoredConfig) -> None:

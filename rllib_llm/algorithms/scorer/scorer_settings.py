@@ -25,7 +25,8 @@ from rllib_llm.schema import (
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
-TURN_CRITICS = ("td", "monte_carlo")
+VTRACE = "vtrace"
+TURN_CRITICS = ("td", "monte_carlo", VTRACE)
 CAUSAL = "causal"
 PROCESS = "process"
 LOSSES = ("pairwise", "outcome", PROCESS, "return", "expert", CAUSAL, *TURN_CRITICS)
@@ -57,7 +58,9 @@ class ScorerSettings(DeclaredSettings):
         the score of each turn is the logit of being the expert's. Turn critics, read by
         the advantage estimator ``turn_critic``: "td": values of places and of turns,
         from one-step targets, also of replayed episodes (ArCHer, IQL). "monte_carlo":
-        the value of a place is the probability of success (DigiRL). "causal": a small
+        the value of a place is the probability of success (DigiRL). "vtrace": the value
+        of a place under the current policy, also of replayed episodes, by importance
+        weights of turns (IMPALA). "causal": a small
         encoder predicts the parsed action from the reply; its weights of tokens are
         read by the loss term ``entropy`` (CoSo).""",
     )
@@ -106,7 +109,10 @@ class ScorerSettings(DeclaredSettings):
         None, "Maximum number of pairs of a task; None: no limit."
     )
 
-    scorer_gamma: Fraction = setting(0.95, 'Discount per turn of "td".')
+    scorer_gamma: Fraction = setting(0.95, 'Discount per turn of "td" and "vtrace".')
+    scorer_clip_rho_threshold: PositiveFloat = setting(
+        1.0, 'Largest importance weight of a turn with "vtrace"; RLlib\'s word.'
+    )
     scorer_expectile: Annotated[float, Interval(gt=0, lt=1)] = setting(
         0.5,
         """Value of a place with "td": 0.5 the mean of its turns' values, above 0.5 an

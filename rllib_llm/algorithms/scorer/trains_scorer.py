@@ -16,7 +16,7 @@ from rllib_llm.algorithms.pref.pairs import pairs_of_episodes
 from rllib_llm.algorithms.scorer.check_scorer import reads_candidates
 from rllib_llm.algorithms.scorer.label_noise import exchange_labels
 from rllib_llm.algorithms.scorer.process_labels import process_labels
-from rllib_llm.algorithms.scorer.scorer_settings import PROCESS
+from rllib_llm.algorithms.scorer.scorer_settings import PROCESS, VTRACE
 from rllib_llm.algorithms.scorer.whole_episode import WholeEpisode
 from rllib_llm.data.episode_data import REPLAY, episode_data, task_of
 from rllib_llm.modules.scorer import SCORER_MODULE
@@ -71,12 +71,17 @@ class TrainsScorer(RLlibAlgorithm):
         """Return the episodes to train on; a turn critic learns from replayed ones."""
         joined: list[Any] = super().with_stored(episodes)  # type: ignore[misc]
         if self.config.is_turn_critic:
-            self._to_learn += [
-                WholeEpisode(episode, module_id=SCORER_MODULE)
-                for episode in joined
-                if episode_data(episode).source == REPLAY
-            ]
+            replayed = [e for e in joined if episode_data(e).source == REPLAY]
+            self._to_learn += _whole(replayed)
+            if self.config.scorer_loss == VTRACE and replayed:
+                self._judge_anew(replayed)
         return joined
+
+    def _judge_anew(self, episodes: Sequence[Any]) -> None:
+        """Give replayed turns the critic's advantages under the current policy."""
+        scores = self.score_turns(_whole(episodes))
+        for episode, of_turns in zip(episodes, scores, strict=True):
+            episode_data(episode).advantage = np.asarray(of_turns)
 
     def before_candidate_scores(self, replies: SampledEpisodes) -> None:
         """Score the replies at a turn, if their scores read the scorer."""
