@@ -62,6 +62,12 @@ def _by_scorer(algo: LLMAlgorithm) -> PlaceValues:
             "or 'outcome', or use evaluate='rollout'."
         )
 
+    if config.scorer_privileged:
+        raise ConfigError(
+            "evaluate='scorer' scores without the right answers, which the run's "
+            "scorer reads (scorer.privileged=True). Use evaluate='rollout'."
+        )
+
     def values(episodes: Sequence[Any]) -> list[float]:
         # Up to the reply before the last one: what the environment said to it is not
         # read, as in training.

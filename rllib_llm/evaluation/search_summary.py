@@ -206,6 +206,8 @@ def _scores(algo: LLMAlgorithm) -> dict[str, best_of.EpisodeScore]:
     config: Any = algo.config  # with ScorerSettings, if it trains a scorer
     if not getattr(config, "scores_turns", False) or config.is_turn_critic:
         return scores
+    if config.scorer_privileged:  # it has read the answers in training
+        return scores
 
     def scorer(episodes: Sequence[Any]) -> list[float]:
         whole = [WholeEpisode(e, module_id=SCORER_MODULE) for e in episodes]

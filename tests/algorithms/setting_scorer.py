@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from learner_helpers import make_config, make_learner
+from learner_helpers import fake_episode, make_config, make_learner
 from scorer_helpers import (
     away_from_zero,
     driver_of,
@@ -46,6 +46,23 @@ def judged_by_vtrace(algo: str, env: Any = None, **sections: Any) -> Any:
         for turn in episode.get_extra_model_outputs(columns.TURN):
             turn.action_logps = turn.action_logps - 20.0
     return learner.score_turns(episodes)
+
+
+def scores_of_answers(algo: str, env: Any = None, **sections: Any) -> Any:
+    """Return the scores of episodes whose infos have the right answers."""
+    config = scorer_config(**sections["scorer"])
+    learner = make_learner(config)
+    away_from_zero(learner)
+    episodes = SampledEpisodes([answered(number) for number in range(3)])
+    driver_of(config, learner)._score(episodes)
+    return [trajectory.scores for trajectory in episodes.trajectories]
+
+
+def answered(number: int, answers: Any = ("seven",), **given: Any) -> Any:
+    """Return an episode whose last info has these right answers."""
+    episode = fake_episode(number, **{"turns": 2, **given})
+    episode.get_infos()[-1]["gold_answers"] = list(answers)
+    return episode
 
 
 def labels_learned(algo: str, env: Any = None, **sections: Any) -> Any:

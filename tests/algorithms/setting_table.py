@@ -92,7 +92,13 @@ from setting_saved import (
     saved,
     spliced,
 )
-from setting_scorer import judged_by_vtrace, labels_learned, scorer_after, weights_after
+from setting_scorer import (
+    judged_by_vtrace,
+    labels_learned,
+    scorer_after,
+    scores_of_answers,
+    weights_after,
+)
 from setting_table_rllib import RLLIB
 from team_helpers import Pair, PairTogether, tiny_model
 
@@ -451,6 +457,7 @@ SCORER = {
     "clip_rho_threshold": needing(
         of(judged_by_vtrace, "GRPO", 2.0), own={"loss": "vtrace"}
     ),
+    "privileged": of(scores_of_answers, "GRPO", True),
     "expectile": needing(of(scorer_after, "GRPO", 0.9), own={"loss": "td"}),
     "twin": needing(of(scorer_after, "GRPO", False), own={"loss": "td"}),
     "tau": needing(of(scorer_after, "GRPO", 0.9), own={"loss": "td"}),

@@ -83,7 +83,13 @@ def _check_causal(config: ScoredConfig) -> None:
             "not for scorer.loss='causal'. Leave it out."
         )
     why = "scorer.loss='causal' scores no turns and compares nothing. Leave it out."
-    of_scores = ("scorer_pool", "scorer_beta", "scorer_label_noise", "scorer_labels")
+    of_scores = (
+        "scorer_privileged",
+        "scorer_pool",
+        "scorer_beta",
+        "scorer_label_noise",
+        "scorer_labels",
+    )
     names = (*of_scores, *_OF_PAIRS, *_OF_TD, *_OF_DISCOUNTED, *_OF_VTRACE)
     refuse_without_effect(config, names, why)
     _check_run(config)
@@ -150,6 +156,12 @@ def _check_loss(config: ScoredConfig) -> None:
         why = "it is for scorer.loss='pairwise' and 'outcome'. Leave it out."
         refuse_without_effect(config, ("scorer_label_noise",), why)
     _check_critics(config)
+    if config.scorer_privileged and (config.is_turn_critic or loss == "expert"):
+        raise ConfigError(
+            f"scorer.privileged=True: the scorer of loss={loss!r} also reads episodes "
+            "without the environment's infos (replayed ones, the expert's). Leave it "
+            "out, or use another scorer.loss."
+        )
     if loss != PROCESS:
         why = f"it is for scorer.loss={PROCESS!r}. Leave it out."
         refuse_without_effect(config, ("scorer_labels",), why)

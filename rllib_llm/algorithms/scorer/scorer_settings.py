@@ -75,6 +75,11 @@ class ScorerSettings(DeclaredSettings):
         """Score of an episode in the loss: that of its "last" turn, which reads the
         whole conversation, or the "sum" or "mean" over its turns.""",
     )
+    scorer_privileged: bool = setting(
+        False,
+        """The scorer reads the right answers of the task, which the policy does not
+        see, before the conversation: ``info["gold_answers"]`` (SWEET-RL).""",
+    )
     scorer_beta: PositiveFloat = setting(0.05, 'Factor of the scores of "log_ratio".')
     scorer_lr: PositiveFloat = setting(1e-4, "Learning rate of the scorer.")
     scorer_num_epochs: PositiveInt = setting(

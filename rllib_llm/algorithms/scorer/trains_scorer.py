@@ -14,6 +14,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.algorithms.pref.pairs import pairs_of_episodes
 from rllib_llm.algorithms.scorer.check_scorer import reads_candidates
+from rllib_llm.algorithms.scorer.hidden_answers import hidden_tokens
 from rllib_llm.algorithms.scorer.label_noise import exchange_labels
 from rllib_llm.algorithms.scorer.process_labels import process_labels
 from rllib_llm.algorithms.scorer.scorer_settings import PROCESS, VTRACE
@@ -56,7 +57,7 @@ class TrainsScorer(RLlibAlgorithm):
         """Score sampled episodes; rewards and advantage estimators read the scores."""
         super().before_rewards(episodes)  # type: ignore[misc]
         if self.config.action_labels is not None:
-            self._to_learn += _whole(episodes)
+            self._to_learn += self._whole(episodes)
         elif self.config.uses_scorer and not self.config.is_turn_critic:
             self._score(episodes)
 
@@ -72,14 +73,14 @@ class TrainsScorer(RLlibAlgorithm):
         joined: list[Any] = super().with_stored(episodes)  # type: ignore[misc]
         if self.config.is_turn_critic:
             replayed = [e for e in joined if episode_data(e).source == REPLAY]
-            self._to_learn += _whole(replayed)
+            self._to_learn += self._whole(replayed)
             if self.config.scorer_loss == VTRACE and replayed:
                 self._judge_anew(replayed)
         return joined
 
     def _judge_anew(self, episodes: Sequence[Any]) -> None:
         """Give replayed turns the critic's advantages under the current policy."""
-        scores = self.score_turns(_whole(episodes))
+        scores = self.score_turns(self._whole(episodes))
         for episode, of_turns in zip(episodes, scores, strict=True):
             episode_data(episode).advantage = np.asarray(of_turns)
 
@@ -89,7 +90,7 @@ class TrainsScorer(RLlibAlgorithm):
         if not reads_candidates(self.config):
             return
         for trajectory, scores in zip(
-            replies.trajectories, self.score_turns(_whole(replies)), strict=True
+            replies.trajectories, self.score_turns(self._whole(replies)), strict=True
         ):
             trajectory.scores = scores
 
@@ -105,13 +106,22 @@ class TrainsScorer(RLlibAlgorithm):
     def _with_labels(self, episodes: SampledEpisodes) -> list[WholeEpisode]:
         """Return whole episodes with what the scorer learns of their turns."""
         if self.config.scorer_loss != PROCESS:
-            return _whole(episodes)
+            return self._whole(episodes)
         table = episodes.table()
         labels = table.split(process_labels(table, self.config.scorer_labels))
         return [
-            WholeEpisode(episode, module_id=SCORER_MODULE, rewards=of_turns)
+            self._as_scored(episode, rewards=of_turns)
             for episode, of_turns in zip(episodes, labels, strict=True)
         ]
+
+    def _whole(self, episodes: Iterable[Any]) -> list[WholeEpisode]:
+        return [self._as_scored(episode) for episode in episodes]
+
+    def _as_scored(self, episode: Any, **given: Any) -> WholeEpisode:
+        """Return an episode as the scorer reads it."""
+        if self.config.scorer_privileged:
+            given["prefix"] = hidden_tokens(episode, self.config.chat_renderer())
+        return WholeEpisode(episode, module_id=SCORER_MODULE, **given)
 
     def score_turns(self, episodes: Sequence[WholeEpisode]) -> list[list[float]]:
         """Return the scores of the turns of each episode. [H] each
@@ -202,7 +212,3 @@ class TrainsScorer(RLlibAlgorithm):
             return [list(units[rank::count]) for rank in range(count)]
         shards = LLMTrainingData(episodes=list(units)).shard(count)
         return [part.episodes for part, _ in shards]
-
-
-def _whole(episodes: Iterable[Any]) -> list[WholeEpisode]:
-    return [WholeEpisode(e, module_id=SCORER_MODULE) for e in episodes]

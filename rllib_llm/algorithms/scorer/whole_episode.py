@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.data.types import StopPolicy
+from rllib_llm.data.types import StopPolicy, Turn
 
 
 class WholeEpisode:
@@ -23,6 +24,7 @@ class WholeEpisode:
         module_id: RLModule that gets its rows; None: as recorded.
         success: Whether it solved its task; None: as recorded.
         rewards: Reward, or label, of each turn; None: as recorded. [H]
+        prefix: Token ids before the conversation, which the policy has not read.
     """
 
     def __init__(
@@ -31,8 +33,10 @@ class WholeEpisode:
         module_id: str | None = None,
         success: bool | None = None,
         rewards: np.ndarray | None = None,
+        prefix: Sequence[int] = (),
     ) -> None:
         self._episode, data = episode, episode_data(episode)
+        self._prefix = np.asarray(prefix, np.int32)
         data = dataclasses.replace(
             data,
             masked_turns=frozenset(),
@@ -66,4 +70,19 @@ class WholeEpisode:
 
     def get_extra_model_outputs(self, key: str) -> Any:
         """Return what was recorded of each turn."""
-        return self._episode.get_extra_model_outputs(key)
+        recorded = self._episode.get_extra_model_outputs(key)
+        if not len(self._prefix):
+            return recorded
+        begun: set[int] = set()  # conversations, each of which is a row of its own
+        turns = []
+        for turn in recorded:
+            begins = not turn.extends or turn.conversation not in begun
+            begun.add(turn.conversation)
+            turns.append(self._after_prefix(turn) if begins else turn)
+        return turns
+
+    def _after_prefix(self, turn: Turn) -> Turn:
+        """Return a turn that begins a row, with the prefix before its prompt."""
+        ids = np.concatenate([self._prefix, turn.prompt_ids])
+        images = tuple(ref.moved(len(self._prefix)) for ref in turn.images)
+        return dataclasses.replace(turn, prompt_ids=ids, images=images)
