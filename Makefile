@@ -10,8 +10,9 @@ PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 # Test processes. All tests of a file run in one, which keeps its fixtures and its Ray.
 WORKERS ?= 2
 # A test that hangs fails after 20 minutes, and the others go on.
+# tests/conftest.py orders the files.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
-	--timeout 1200
+	--no-loadscope-reorder --timeout 1200
 # Slow tests start processes with time limits, which a busy machine exceeds: one that
 # fails by such a limit runs once more, and the summary names it.
 RERUN = --reruns 1 --only-rerun 'monotonic|[Tt]imed out|Timeout(Error)?:' -raR

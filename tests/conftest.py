@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import fnmatch
 import importlib.util
 import inspect
@@ -74,8 +75,36 @@ _SANDBOXED = (
 )
 
 
+# Files with few tests that take minutes. Of the others those of most tests come first,
+# the order of pytest-xdist, which would start these last: one process would work while
+# the others wait for it.
+_FIRST = (
+    "recipes/test_sweeps.py",
+    "test_newcomer.py",
+    "test_gpu_script.py",
+    "recipes/test_preset_runs.py",
+    "recipes/test_stored_data_recipes.py",
+    "recipes/test_text_recipes.py",
+    "recipes/test_team_recipes.py",
+    "recipes/test_reward_recipes.py",
+    "algorithms/test_sharded_runs.py",
+    "algorithms/test_sample_ahead_runs.py",
+)
+
+
+def _by_length(items):
+    """Return the tests, those of long files first; a file's own keep their order."""
+    counts = collections.Counter(item.path for item in items)
+    folder = Path(__file__).parent
+    first = {folder / name: place for place, name in enumerate(_FIRST)}
+    order = sorted(counts, key=lambda p: (first.get(p, len(first)), -counts[p]))
+    place = {path: number for number, path in enumerate(order)}
+    return sorted(items, key=lambda item: place[item.path])
+
+
 def pytest_collection_modifyitems(items):
-    """Mark nightly tests; skip those marked "sandbox" where nothing is isolated."""
+    """Order files by length, mark nightly tests, skip what cannot be isolated here."""
+    items[:] = _by_length(items)
     from rllib_llm.sandbox import probe
 
     missing = probe()["missing"]
