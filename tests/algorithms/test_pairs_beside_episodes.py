@@ -15,6 +15,7 @@ from learner_helpers import (
 )
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from side_by_side import call_side_by_side
 
 from rllib_llm import GRPO, GRPOConfig, LLMPPOConfig, MARFTConfig, PrefConfig
 from rllib_llm.algorithms.driver.mixed_pairs import MixesPairs
@@ -120,6 +121,27 @@ def test_pairs_are_whole_in_every_step():
     learned = results[DEFAULT_MODULE_ID]
     assert {"preference_loss", "margin", "pair_token_frac"} <= {*learned}
     assert float(learned["pair_token_frac"].peek()) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("tokens", [None, 48])
+def test_two_learners_have_the_gradient_of_one(tokens, monkeypatch):
+    config = config_of(micro_batch_tokens=tokens)
+    episodes = played()
+    pairs = paired(episodes)
+    whole = gradients(moved(config), [*episodes, *pairs])
+    for shards in (
+        ([*episodes[:2], pairs[0]], [*episodes[2:], *pairs[1:]]),
+        (episodes, pairs),  # one without pairs, one without sampled episodes
+    ):
+        taken, both = {}, [moved(config) for _ in range(2)]
+
+        def call(learner, shard, taken=taken):
+            taken[id(learner)] = gradients(learner, shard)
+
+        call_side_by_side(both, shards, call, monkeypatch)
+        assert len(taken) == 2
+        for found in taken.values():
+            assert_close(found, whole, atol=5e-6)
 
 
 def test_a_schedule_of_the_coefficient_begins_at_the_first_update():
