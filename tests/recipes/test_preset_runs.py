@@ -44,6 +44,7 @@ SCORED = {
     "spa_rl": ("env_config={}",),
     "step_agent": ("env_config={}",),
     "sweet_rl": ("env_config={}",),
+    "web_gpt": (*GROUPS, *SEARCH, "env_config={}"),
 }
 CASES = {
     "frozen_lake_ppo": LAKE,
@@ -82,6 +83,10 @@ CASES = {
     "web_rl": (LAKE[0], *GROUPS, VALID),
     "mua_rl": (*GROUPS, "sft={demonstrations: 100, lr: 3e-3}", VALID),
     "memory_as_action": (*GROUPS, *SEARCH, VALID),
+    "tti": LAKE,
+    "kimi_k2": (*LAKE, *GROUPS),
+    "tea_rag": (*SEARCH, VALID),
+    "self_rewarding": (*SEARCH, VALID),
     "judged_pairs": ("env_config={}", "sft={demonstrations: 200, lr: 1e-2}"),
     **{n: (*LAKE, *more, "scorer.warmup_iters=1") for n, more in SCORED.items()},
 }
@@ -89,7 +94,15 @@ CASES = {
 UNTRAINED = ("by config", "incomplete")
 # Stages that test_stored_data_recipes and test_written_data_recipes check.
 STAGED = {
-    *("agent_r", "agent_tuning", "atlas", "auto_coa", "behavior_priming", "e2cl"),
+    *(
+        "agent_r",
+        "agent_tuning",
+        "atlas",
+        "auto_coa",
+        "behavior_priming",
+        "digi_q",
+        "e2cl",
+    ),
     *("ire_vla", "mask_search", "mucode", "plan_and_act", "rest", "star", "steca"),
     *("toolformer", "webcot"),
 }

@@ -134,6 +134,18 @@ def test_mucode_saves_the_best_replies_of_a_policy_that_waits():
     assert imitate.data_files == ["stage:relabel"]
 
 
+def test_digi_q_ranks_replies_by_the_q_of_a_critic():
+    stages = load_recipe("digi_q").stages
+    critic, relabel, imitate = (stage.build_config() for stage in stages)
+    assert critic.scorer_loss == relabel.scorer_loss == "td" and critic.scorer_twin
+    assert critic.advantage_estimator == "turn_critic"
+    assert (relabel.candidates, relabel.candidate_scores) == (8, "scorer")
+    assert relabel.save_as == "best_candidates"
+    for stage, config in zip(stages[:2], (critic, relabel), strict=True):
+        assert stage.total_iterations == config.scorer_warmup_iters
+    assert imitate.data_files == ["stage:relabel"]
+
+
 def test_e2cl_imitates_the_expert_after_own_errors():
     stages = (stage.build_config() for stage in load_recipe("e2cl").stages)
     errors, everywhere, imitate = stages
