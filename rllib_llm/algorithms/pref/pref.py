@@ -85,7 +85,10 @@ class Pref(TrainsScorer, LLMAlgorithm):
             "max_pairs_per_task": config.max_pairs_per_task,
         }
         if config.match == "step":
-            judge: dict[str, Any] = {"judge": config.step_judge, "judge_weight": config.judge_weight}
+            judge: dict[str, Any] = {
+                "judge": config.step_judge,
+                "judge_weight": config.judge_weight,
+            }
             if config.influence is not None:
                 return pairs_by_influence(self, sampled, **settings, **judge)
             return step_pairs_of_episodes(sampled, **settings, **judge)
