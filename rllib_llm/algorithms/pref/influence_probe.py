@@ -137,6 +137,8 @@ def pairs_by_influence(
     """
     candidates = compared_replies(sampled.table(), **settings)
     if not candidates:
+        # In every iteration: RLlib reports NaN for a sum of nothing.
+        algo.metrics.log_value(("influence", "num_tokens"), 0, reduce="sum")
         return []
     given = algo.config.complete_influence()
     pairs = [
@@ -149,8 +151,6 @@ def pairs_by_influence(
     scores = pair_scores(gaps, measured, given["weight"]).tolist()
     kept = best_of_tasks(scores, [each.task for each in candidates], max_pairs_per_task)
     kept = [index for index in kept if scores[index] > 0]
-    tokens = sum(sum(t.num_tokens) for t in validation.trajectories)
-    algo.metrics.log_value(("influence", "num_tokens"), tokens, reduce="sum")
     for name, value in (
         ("negative_frac", float(np.mean(measured < 0))),
         ("kept_frac", len(kept) / len(pairs)),
@@ -189,6 +189,9 @@ def play_validation(algo: Pref, num_tasks: int) -> SampledEpisodes:
     tasks = validation_tasks(algo._task_source.next_groups(num_tasks))
     tasks = with_sources(tasks, algo._driver_components.shared_texts())
     played = SampledEpisodes(algo.play_extra_tasks(tasks, explore=True))
+    # Of all agents, before the others are left out.
+    tokens = sum(sum(trajectory.num_tokens) for trajectory in played.trajectories)
+    algo.metrics.log_value(("influence", "num_tokens"), tokens, reduce="sum")
     if (agent := algo.config.compared_agent) is not None:
         played = played.of_agent(agent)
     returns: dict[int, list[float]] = {}
