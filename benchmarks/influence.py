@@ -7,7 +7,7 @@ Writes:  benchmarks/results/influence/<arm>_seed<n>.json, one per run.
 The preset ``dits``, whose stages train bob and alice in turn. A stage of an arm ends
 when its share of the sampled tokens is used, which include those of the validation
 tasks. Held-out success, on the same tasks for all arms and sampled as in training, is
-measured when a quarter of a stage's tokens is used. The table is that of
+measured when half of a stage's tokens is used. The table is that of
 docs/algorithms/pref.md.
 """
 
@@ -32,7 +32,7 @@ from rllib_llm.cli.session import quiet_loggers
 from rllib_llm.recipes import load_recipe
 
 RESULTS = Path(__file__).parent / "results" / "influence"
-MARKS, HELD_OUT = 4, 300
+MARKS, HELD_OUT = 2, 300
 # Tokens of each stage of the preset.
 BUDGETS = (20_000, 12_000, 12_000, 8_000)
 # With influence, and as many tokens without it: more episodes make pairs.
