@@ -23,7 +23,8 @@ class Mcts:
     The first episode of a group begins at the prompt. Each later one follows the turn
     of the highest score from place to place, until one has fewer than ``width`` sampled
     turns, and begins there. Episodes of a group are therefore sampled one after
-    another.
+    another. With several agents a turn is a step of the environment, and its reward
+    the sum over all agents.
 
     Args:
         width: Turns to sample at a place; equal ones become one turn of the tree.

@@ -58,7 +58,7 @@ def moved(
 
     Args:
         parameters: The parameters.
-        steps: What is added to each; None: nothing.
+        steps: Tensor to add to each; None: 0.
     """
     # Copies: to subtract the step again would leave rounding errors.
     before = [parameter.detach().clone() for parameter in parameters]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from learner_helpers import fake_episode, gradients, make_config, make_learner, weights
 from setting_pairs import Probed, influence_driver
+from side_by_side import call_side_by_side
 from test_pref import shifted
 from test_pref_steps import step
 
@@ -91,6 +92,24 @@ def test_weights_and_gradients_are_what_they_were(lora):
     assert all(p.grad is None for p in learner.module["default_policy"].parameters())
     assert str(moments) == str(learner.get_state(components="optimizer"))
     assert not learner._stats
+
+
+def test_learners_add_their_validation_up(monkeypatch):
+    """Also one without pairs, and one without validation episodes."""
+    sides = [fake_episode(i, turns=1 + i % 3) for i in range(4)]
+    pairs = [PreferencePair(*sides[i : i + 2]) for i in (0, 2)]
+    validation = [advised(i, a) for i, a in ((1, 0.7), (9, -0.5), (3, -1.2))]
+    expected = learner_of().pair_influences((pairs, validation), STEP)
+    learners = [learner_of() for _ in range(3)]
+    shards = [(pairs[:1], validation[:2]), ([], validation[2:]), (pairs[1:], [])]
+    found = {}
+
+    def ask(learner, shard):
+        found[id(shard)] = learner.pair_influences(shard, STEP)
+
+    call_side_by_side(learners, shards, ask, monkeypatch)
+    together = [each for shard in shards for each in found[id(shard)]]
+    assert together == pytest.approx(expected, abs=1e-3)
 
 
 def test_without_validation_there_is_no_direction():

@@ -1,4 +1,4 @@
-"""Pref on one agent of a team: plans (MPO), and messages of a forked tree (Optima)."""
+"""Pref on one agent of a team: plans (MPO), and messages of a tree (Optima, DITS)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def mpo(**training):
     return config.training(minibatch_size=2, lr=1e-3, **training)
 
 
-def weights_of(algo):
+def weights_of(algo, names=("planner", "executor")):
     modules = algo.learner_group._learner.module
     return {
         (m, name): p.detach().clone()
-        for m in ("planner", "executor")
+        for m in names
         for name, p in modules[m].unwrapped().lm.named_parameters()
     }
 
@@ -83,9 +83,9 @@ def test_the_planner_alone_learns(ray_session):
     algo.stop()
 
 
-def optima(stage):
-    """Return the config of a stage of the preset, made small."""
-    config = load_recipe("optima").stages[stage].build_config(search_spaces.first_of)
+def optima(stage, name="optima"):
+    """Return the config of a stage of a preset, made small."""
+    config = load_recipe(name).stages[stage].build_config(search_spaces.first_of)
     config.language_model(tiny={"hidden_size": 32, "intermediate_size": 64})
     config.sft(demonstrations=200, mistake_rate=0.6, lr=1e-2)
     config.rollouts(episodes_per_iteration=64)
@@ -128,6 +128,48 @@ def test_messages_at_one_place_are_compared_by_what_followed(ray_session, stage,
         assert gain > algo.config.margin
         modules = {side.module_id for side in pair.agent_episodes.values()}
         assert modules == {agent.removesuffix("_0")}
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_pairs_of_a_searched_team_are_chosen_by_influence(ray_session):
+    config = optima(1, "dits").training(influence={"weight": 0.5})
+    algo = config.build_algo()
+    before, tasks = weights_of(algo, ("alice", "bob")), []
+    play, ask = algo.play_extra_tasks, algo.learner_group.foreach_shard
+    probes = []
+
+    def keep_tasks(given, explore):
+        tasks.append(given)
+        return play(given, explore=explore)
+
+    def keep_probe(method, shards, **kwargs):
+        probes.append((shards[0], ask(method, shards, **kwargs)[0]))
+        return [probes[-1][1]]
+
+    algo.play_extra_tasks = keep_tasks
+    algo.learner_group.foreach_shard = keep_probe
+    pairs = algo.collect()
+    # Measured on the compared agent's turns, with episodes that do not fork.
+    (((asked, validation), found),) = probes
+    assert len(asked) == len(found) >= len(pairs) > 0 and np.any(np.array(found) != 0)
+    assert {part.agent_id for part in validation} == {"alice_0"}
+    assert len(validation) == len(tasks[0]) == 8 * config.group_size
+    assert not any(episode_data(part).is_fork for part in validation)
+    kept = {pair.id_ for pair in pairs}
+    best = asked[int(np.argmax(found))]
+    assert best.id_ in kept
+    assert all(
+        torch.equal(before[key], p)
+        for key, p in weights_of(algo, ("alice", "bob")).items()
+    )
+    result = algo.train()
+    assert result["influence"]["num_tokens"] > 0
+    assert 0 <= result["influence"]["kept_frac"] <= 1
+    after = weights_of(algo, ("alice", "bob"))
+    changed = {m for (m, n), p in after.items() if not torch.equal(p, before[m, n])}
+    assert changed == {"alice"}
+    algo.stop()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class Parities(Pair):
     def apply(self, agent, action):
         self.texts.append(action)
         over = len(self.texts) == 4
-        # Also to whoever did not act.
+        # Also to the agent that did not act.
         pay = {"ann_0": 0.25 * int(action), "ben_0": 0.5 * (action == self.texts[0])}
         return Outcome(pay, terminated=over, success=over or None)
 
@@ -58,17 +58,17 @@ def leaves(request):
 
 def steps(env, episode):
     """Return the action of each step of the environment, by its rules, and its pay."""
-    said = sorted(
+    acted = sorted(
         (turn.env_t, agent, str(len(str(action)) % 2))
         for agent, part in zip(("ann_0", "ben_0"), parts(episode), strict=True)
         for turn, action in zip(turns(part), part.get_actions(), strict=True)
     )
-    number = said[-1][0] + 1
-    actions = [tuple(each[1:] for each in said if each[0] == t) for t in range(number)]
+    number = acted[-1][0] + 1
+    actions = [tuple(each[1:] for each in acted if each[0] == t) for t in range(number)]
     pay = []
     for action in actions:
         flat = [text for _, text in action]
-        to_ben = (said[0][2] if env is Parities else flat[1]) == flat[0]
+        to_ben = (acted[0][2] if env is Parities else flat[1]) == flat[0]
         pay.append(0.25 * int(flat[0]) + 0.5 * to_ben)
     return actions, pay
 

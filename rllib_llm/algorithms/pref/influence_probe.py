@@ -135,21 +135,22 @@ def pairs_by_influence(
         max_pairs_per_task: Maximum number of a task, highest scores first; None: all.
         settings: Those of :func:`~rllib_llm.algorithms.pref.pairs.compared_replies`.
     """
-    found = compared_replies(sampled.table(), **settings)
-    if not found:
+    candidates = compared_replies(sampled.table(), **settings)
+    if not candidates:
+        # In every iteration: RLlib reports NaN for a sum of nothing.
+        algo.metrics.log_value(("influence", "num_tokens"), 0, reduce="sum")
         return []
     given = algo.config.complete_influence()
     pairs = [
-        PreferencePair(sampled[p.better], sampled[p.worse], turn=p.turn) for p in found
+        PreferencePair(sampled[p.better], sampled[p.worse], turn=p.turn)
+        for p in candidates
     ]
     validation = play_validation(algo, given["validation_tasks"])
     measured = ask_learners(algo.learner_group, pairs, validation, given["step_size"])
-    gaps = np.array([each.gap for each in found])
+    gaps = np.array([each.gap for each in candidates])
     scores = pair_scores(gaps, measured, given["weight"]).tolist()
-    kept = best_of_tasks(scores, [each.task for each in found], max_pairs_per_task)
+    kept = best_of_tasks(scores, [each.task for each in candidates], max_pairs_per_task)
     kept = [index for index in kept if scores[index] > 0]
-    tokens = sum(sum(t.num_tokens) for t in validation.trajectories)
-    algo.metrics.log_value(("influence", "num_tokens"), tokens, reduce="sum")
     for name, value in (
         ("negative_frac", float(np.mean(measured < 0))),
         ("kept_frac", len(kept) / len(pairs)),
@@ -167,11 +168,11 @@ def ask_learners(
     """Return the influence of each pair, each Learner a part of both. [P]"""
     count, episodes = max(1, len(learners)), list(validation)
     shards = [(list(pairs[r::count]), episodes[r::count]) for r in range(count)]
-    found = np.zeros(len(pairs))
+    measured = np.zeros(len(pairs))
     answers = learners.foreach_shard("pair_influences", shards, step_size=step_size)
     for rank, answer in enumerate(answers):
-        found[rank::count] = answer
-    return found
+        measured[rank::count] = answer
+    return measured
 
 
 def play_validation(algo: Pref, num_tasks: int) -> SampledEpisodes:
@@ -188,6 +189,9 @@ def play_validation(algo: Pref, num_tasks: int) -> SampledEpisodes:
     tasks = validation_tasks(algo._task_source.next_groups(num_tasks))
     tasks = with_sources(tasks, algo._driver_components.shared_texts())
     played = SampledEpisodes(algo.play_extra_tasks(tasks, explore=True))
+    # Of all agents, before the others are left out.
+    tokens = sum(sum(trajectory.num_tokens) for trajectory in played.trajectories)
+    algo.metrics.log_value(("influence", "num_tokens"), tokens, reduce="sum")
     if (agent := algo.config.compared_agent) is not None:
         played = played.of_agent(agent)
     returns: dict[int, list[float]] = {}

@@ -311,9 +311,9 @@ def step_pairs(
         Indices of an episode with the better and one with the worse reply, and the
         number of the turn.
     """
-    found = compared_replies(table, **settings)
-    gaps, tasks = [each.gap for each in found], [each.task for each in found]
-    kept = [found[i] for i in best_of_tasks(gaps, tasks, max_pairs_per_task)]
+    candidates = compared_replies(table, **settings)
+    gaps, tasks = [each.gap for each in candidates], [each.task for each in candidates]
+    kept = [candidates[i] for i in best_of_tasks(gaps, tasks, max_pairs_per_task)]
     return [(each.better, each.worse, each.turn) for each in kept]
 
 
