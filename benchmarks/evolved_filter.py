@@ -1,79 +1,104 @@
 """Imitation of own functions chosen by several filters (docs/saved_episodes.md).
 
-Run:     python benchmarks/evolved_filter.py all initial evolved success --seeds 0 1 2
-Table:   python benchmarks/evolved_filter.py --table
-Writes:  benchmarks/results/evolved_filter/<filter>_seed<n>.json: the records of
-         benchmarks/examples.py for the preset evosyn. "all" keeps what is sampled,
-         "initial" uses the strategy that does not evolve, and "success" knows which
-         functions are right. All filters of a seed read the same episodes.
+Run:     python benchmarks/evolved_filter.py --seeds 0 1 2
+Writes:  benchmarks/results/evolved_filter/seed<n>.json. The stages of evosyn: the
+         episodes are sampled once for a seed, and each filter chooses from the same ones. "all" keeps what is sampled, "initial" uses the strategy that does
+         not evolve, and "success" knows which functions are right.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from examples import run
+from examples import Clock, evaluate, script
 
+from rllib_llm.algorithms.driver.saved_episodes import EpisodeSaver
 from rllib_llm.cli.session import quiet_loggers
+from rllib_llm.offline.prepare_model import prepare_language_model
+from rllib_llm.recipes import load_recipe
 
 RESULTS = Path(__file__).parent / "results" / "evolved_filter"
-FILTERS = {
-    "all": "[]",
-    "initial": "{name: evolved, children: 0}",
-    "evolved": "evolved",
+FILTERS: dict[str, Any] = {
+    "all": [],
+    "initial": {"name": "evolved", "children": 0},
     "success": "success",
 }
-SHOWN = ("kept", "right")
 
 
-def last_means(record: dict[str, Any], name: str) -> dict[str, float]:
-    """Return means of the filter's numbers over the second half of the iterations."""
-    rows = [row["evolved"] for row in record.get("filters", [])]
-    rows = rows[len(rows) // 2 :]
-    keys = ("agreement", *SHOWN)
-    means = {}
-    for key in [f"{k}_{name}" for k in keys] + ["right_all"]:
-        values = [float(row[key]) for row in rows if key in row]
-        means[key] = float(np.mean(values)) if values else float("nan")
-    return means
+def run(seed: int, held_out: int, names: list[str]) -> dict[str, Any]:
+    """Sample once, imitate what each filter chooses, and return the record."""
+    write, imitate = load_recipe("evosyn", [f"seed={seed}"]).stages
+    folder = Path(tempfile.mkdtemp())
+    config = write.build_config()
+    config.evaluation(evaluation_interval=None, evaluation_config={})
+    config.save_episodes = str(folder / "evolved")
+    config.validate()
+    record: dict[str, Any] = {"seed": seed, "held_out": held_out, "success": {}}
+    record["script"] = script(config)
+    clock = Clock()
+    config.resolved_model = prepare_language_model(config)
+    record["sft"] = clock.minutes()
+    clock, algo = Clock(), config.build_algo()
+    savers = [
+        EpisodeSaver(
+            algo.config.copy(copy_frozen=False).rollouts(save_where=FILTERS[name]),
+            folder / name,
+            "benchmark",
+        )
+        for name in names
+        if name in FILTERS
+    ]
+    save = algo.save_episodes
 
+    def save_each(episodes: Any) -> None:
+        save(episodes)
+        for saver in savers:
+            saver.save(episodes, algo.iteration + 1)
 
-def print_table() -> None:
-    """Print one row per filter and seed."""
-    for path in sorted(RESULTS.glob("*.json")):
-        record = json.loads(path.read_text())
-        found = last_means(record, path.stem.partition("_")[0])
-        before, after = (record[k]["success"] for k in ("before", "after"))
-        print(path.stem, f"{before:.3f} {after:.3f}", found)
+    algo.save_episodes = save_each
+    record["success"]["before"] = evaluate(algo, held_out)["success"]
+    rows = [algo.train() for _ in range(int(write.total_iterations or 0))]
+    record["filters"] = [row["filters"]["evolved"] for row in rows]
+    checkpoint = str(algo.save_to_path(tempfile.mkdtemp()))
+    algo.stop()
+    record["write"] = clock.minutes()
+    for name in names:
+        clock, config = Clock(), imitate.build_config()
+        config.evaluation(evaluation_interval=None, evaluation_config={})
+        config.earlier_stages = {"write": str(folder / name)}
+        config.initial_checkpoint = checkpoint
+        algo = config.build_algo()
+        for _ in range(int(imitate.total_iterations or 0)):
+            algo.train()
+        record["success"][name] = evaluate(algo, held_out)["success"]
+        record["imitate"] = clock.minutes()
+        algo.stop()
+        print(name, seed, record["success"], flush=True)
+    return record
 
 
 def main() -> None:
-    """Run the filters, or print the table of all results."""
+    """Run the filters of each seed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("filters", nargs="*", choices=[*FILTERS, []])
+    names = ["evolved", "all", "initial", "success"]
+    parser.add_argument("--filters", nargs="+", choices=names, default=names)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--held-out", type=int, default=400)
-    parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    if args.table:
-        print_table()
-        return
     quiet_loggers()
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for seed in args.seeds:
-        for name in args.filters:
-            spec = f"stages.write.rollouts.save_where={FILTERS[name]}"
-            record = run("evosyn", seed, args.held_out, [spec])
-            path = RESULTS / f"{name}_seed{seed}.json"
-            path.write_text(json.dumps(record, indent=1) + "\n")
-            ends = [record[k]["success"] for k in ("before", "after")]
-            print(name, seed, *ends, record["sft"], record["rl"], flush=True)
+        record = run(seed, args.held_out, args.filters)
+        path = RESULTS / f"seed{seed}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        minutes = [record[k] for k in ("sft", "write", "imitate")]
+        print(seed, record["success"], minutes, flush=True)
 
 
 if __name__ == "__main__":

@@ -99,8 +99,6 @@ def run(
             parts = result.get("reward_parts", {})
             flat = {k: float(v) for k, v in parts.items() if not isinstance(v, dict)}
             record["parts"].append(flat)  # without those of a mixture
-            if "filters" in result:  # what filters measured
-                record.setdefault("filters", []).append(result["filters"])
         record["rl"] = {k: record["rl"][k] + v for k, v in clock.minutes().items()}
         if stage is recipe.stages[-1]:
             record["after"] = evaluate(algo, held_out)
