@@ -1,9 +1,10 @@
 """Imitation of own functions chosen by several filters (docs/saved_episodes.md).
 
 Run:     python benchmarks/evolved_filter.py --seeds 0 1 2
-Writes:  benchmarks/results/evolved_filter/seed<n>.json. The stages of evosyn: the
-         episodes are sampled once for a seed, and each filter chooses from the same ones. "all" keeps what is sampled, "initial" uses the strategy that does
-         not evolve, and "success" knows which functions are right.
+Writes:  benchmarks/results/evolved_filter/seed<n>.json. The stages of evosyn: episodes
+         are sampled once for a seed, and each filter chooses from the same. "all" keeps
+         what is sampled, "initial" uses the strategy that does not evolve, and
+         "success" knows which functions are right.
 """
 
 from __future__ import annotations

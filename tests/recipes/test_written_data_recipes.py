@@ -220,7 +220,7 @@ def test_evosyn_saves_turns_of_functions_and_tests_that_agree():
 @pytest.mark.ray
 @pytest.mark.sandbox
 def test_evosyn_imitates_what_the_strategy_chose_and_resumes(ray_session, tmp_path):
-    small = ["stages.write.sft.demonstrations=200", "stages.write.sft.epochs=1"]
+    small = ["stages.write.sft.demonstrations=500", "evaluation=null"]
     small += ["stages.write.rollouts.episodes_per_iteration=64"]
     small += ["env_config.checked=0.5"]
     write, imitate = load_recipe("evosyn", small).stages
