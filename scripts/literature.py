@@ -48,6 +48,7 @@ _SECTIONS = {
     "rewards": ("rollouts", "reward"),
     "reward_transforms": ("rollouts", "reward_transform"),
     "filters": ("rollouts", "filter"),
+    "save_where": ("rollouts", "filter"),
     "curriculum": ("rollouts", "curriculum"),
     "prompt_text": ("rollouts", "prompt_text"),
     "fork": ("rollouts", "fork"),

@@ -71,6 +71,7 @@ def _is_nightly(item):
 # Environments and recipes that run programs, in the names of tests about all of them.
 _SANDBOXED = (
     *("python_tool", "code-v0", "grpo/code", "environments/code.md"),
+    *("function_and_test", "sft/evosyn"),
     *("page_says[docs/graders.md]", "page_says[docs/sandbox.md]"),
 )
 

@@ -263,6 +263,8 @@ class LLMAlgorithm(
         episodes, shares = self._driver_components.select(episodes)
         for name, share in shares.items():
             self.metrics.log_value(("filtered_frac", *name), share, window=1)
+        for name, value in self._driver_components.filter_metrics().items():
+            self.metrics.log_value(("filters", *name), value, window=1)
         return episodes
 
     def _peek(self, *key: str) -> int:

@@ -5,6 +5,6 @@ which trajectories [N] or turns [M] to keep, as booleans. The others are dropped
 masked (``effect``). Importing this package registers its filters.
 """
 
-from rllib_llm.filters import asked, basic, groups, members, scores, text
+from rllib_llm.filters import asked, basic, evolved, groups, members, scores, text
 
-__all__ = ["asked", "basic", "groups", "members", "scores", "text"]
+__all__ = ["asked", "basic", "evolved", "groups", "members", "scores", "text"]

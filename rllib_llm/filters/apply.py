@@ -70,6 +70,18 @@ class Filters:
                     results[i].is_masked |= not is_kept
         return results, shares
 
+    def metrics(self) -> dict[tuple[str, str], float]:
+        """Return what filters with ``metrics`` measured in their last call.
+
+        Returns:
+            Values by the filter's name and the metric's.
+        """
+        return {
+            (short_name(bound), key): value
+            for bound in self.bound
+            for key, value in getattr(bound.call, "metrics", {}).items()
+        }
+
     def try_out(self, agents: Sequence[str] = ("agent_0", "agent_1")) -> None:
         """Apply the filters to example turns, to detect invalid settings early.
 

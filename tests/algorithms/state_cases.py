@@ -413,6 +413,23 @@ def twice(a):
     return 2 * a
 """
 
+
+def written() -> TurnTable:
+    """Two tasks with checked tests and one without, each of three functions."""
+    codes = [f"def f(n):\n    return n {o} 2" for o in ("+", "*", "*")]
+    table = []
+    for task in range(3):
+        for i, (code, test) in enumerate(zip(codes, ([[1], 3], [[2], 4], [[5], 7]))):
+            infos = [
+                {"program": code, "test": None, "checked": i > 0 if task else None},
+                {"program": None, "test": test, "checked": None},
+            ]
+            one = dataclasses.replace(example_table().trajectories[0], infos=infos)
+            one.task, one.episode = Task(task, i, task), 3 * task + i
+            table.append(one)
+    return TurnTable(table)
+
+
 CASES = {
     "Bandit": curriculum("bandit", arms=[{"size": 3}, {"size": 4}], rule="thompson"),
     "FailedTasks": Case(
@@ -449,6 +466,11 @@ CASES = {
             of.observe(played(scale=3.0), ["remove_function twice"]),
             of.get_state(),
         ),
+    ),
+    "Evolved": Case(
+        lambda: bind("filter", {"name": "evolved", "children": 40}).call,
+        lambda of: of(written()),
+        lambda of: (of(written()).tolist(), of.get_state()),
     ),
     "Bank": Case(
         lambda: Bank(capacity=5, similar=0.9),

@@ -177,3 +177,88 @@ def test_search_planner_compares_with_a_search_that_finds_nothing():
     query = env.chain[0].query
     shown, *_, info = env.step(f"<search>{query}</search>")
     assert shown == "Nothing found." and info["tool_error"]
+
+
+# EvoSyn -------------------------------------------------------------------------------
+
+
+def _wrote(config, function, test, task, rollout, seed):
+    """Return a trajectory of an own function (None: the right one) and a test."""
+    env = config.make_text_env()
+    env.reset(seed=seed)
+    right = env.unwrapped.task.solution
+    texts = [f"<python>{function or right}</python>", f"<test>{test}</test>"]
+    steps = [env.step(text) for text in texts]
+    return trajectory(
+        task,
+        rollout,
+        rewards=[step[1] for step in steps],
+        infos=[step[4] for step in steps],
+        success=steps[-1][4]["success"],
+    )
+
+
+@pytest.mark.sandbox
+def test_evosyn_saves_turns_of_functions_and_tests_that_agree():
+    config = load_recipe("evosyn").stages[0].build_config()
+    assert config.history == "latest" and config.lr == 0.0
+    lie, truth = "f([1]) == 'no'", "f([]) == 0"  # a sum of nothing
+    none = "def f(numbers):\n    return None"
+    seeds = {False: 1, True: 39}  # tasks about sums, of which 39 has checked tests
+    for is_checked, seed in seeds.items():
+        group = [
+            _wrote(config, code, test, 0, i, seed)
+            for i, (code, test) in enumerate([(None, truth), (None, lie), (none, lie)])
+        ]
+        assert (group[0].infos[0]["checked"] is not None) == is_checked
+        outcomes, _ = Filters(config.save_where)(TurnTable(group))
+        left = [{0, 1} - o.masked_turns for o in outcomes]
+        assert left == ([set()] * 3 if is_checked else [{0, 1}, {0}, set()])
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.sandbox
+def test_evosyn_imitates_what_the_strategy_chose_and_resumes(ray_session, tmp_path):
+    small = ["stages.write.sft.demonstrations=500", "evaluation=null"]
+    small += ["stages.write.rollouts.episodes_per_iteration=64"]
+    small += ["env_config.checked=0.5"]
+    write, imitate = load_recipe("evosyn", small).stages
+
+    def build(folder):
+        config = write.build_config()
+        config.save_episodes = str(tmp_path / folder)
+        return config.build_algo()
+
+    def saved(folder, iteration):
+        (file,) = (tmp_path / folder).glob(f"*{iteration:06d}.jsonl")
+        rows = map(json.loads, file.open())
+        return [
+            (r["task"]["seed"], [t["train"] for t in r["agents"][0]["turns"]])
+            for r in rows
+        ]
+
+    algo = build("a")
+    first = algo.train()
+    checkpoint = algo.save_to_path(str(tmp_path / "checkpoint"))
+    algo.train()
+    resumed = build("b")
+    resumed.restore_from_path(checkpoint)
+    resumed.train()
+    assert saved("a", 2) == saved("b", 2)
+    state = [of._saver.get_state() for of in (algo, resumed)]
+    assert state[0] == state[1]
+    found = first["filters"]["evolved"]
+    assert found["num_checked"] + len({seed for seed, _ in saved("a", 1)}) <= 4
+    for of in (algo, resumed):
+        of.stop()
+    config = imitate.build_config()
+    config.earlier_stages = {"write": str(tmp_path / "a")}
+    config.initial_checkpoint = checkpoint
+    trained = sum(sum(t) for i in (1, 2) for _, t in saved("a", i))
+    rows = config.stored_rows(parse_row)
+    turns = [t for i in range(len(rows)) for t in rows[i].agents[0].turns]
+    assert sum(t.train for t in turns) == trained > 0
+    learner = config.build_algo()
+    assert learner.train()["learners"]["default_policy"]["grad_norm"] > 0
+    learner.stop()

@@ -248,6 +248,14 @@ class DriverComponents:
                 results[index] = result
         return _without_removed(episodes, results), shares
 
+    def filter_metrics(self) -> dict[tuple[str, ...], float]:
+        """Return what filters measured, by name; in a mixture after the environment."""
+        return {
+            (*(() if environment is None else (environment,)), *key): value
+            for environment, components in self.by_environment.items()
+            for key, value in components.filters.metrics().items()
+        }
+
     def get_state(self) -> Any:
         """Return the components' state: a list, in a mixture by environment."""
         states = {

@@ -97,6 +97,10 @@ class EpisodeSaver:
             self._parts += 1
         return len(rows)
 
+    def metrics(self) -> dict[tuple[str, str], float]:
+        """Return what the filters measured in their last call."""
+        return self._filters.metrics()
+
     def get_state(self) -> list[Any]:
         """Return the filters' state."""
         return [bound.get_state() for bound in self._filters.bound]
@@ -177,6 +181,8 @@ class SavesEpisodes(RLlibAlgorithm):
         else:
             count = self._saver.save(episodes, self.iteration + 1)
         self.metrics.log_value("num_episodes_saved", count, reduce="sum")
+        for name, value in self._saver.metrics().items():
+            self.metrics.log_value(("filters", *name), value, window=1)
 
     def _corrected(self, episodes: SampledEpisodes) -> list[Row]:
         """Return the rows of corrections, rollbacks or calibrations."""

@@ -51,6 +51,9 @@ class Task:
         solution: A right solution.
         mistake: A solution of the same family with other parameters.
         cases: Tests.
+        family: Index of its family.
+        params: Its parameters.
+        others: Those of the mistake.
     """
 
     head: str
@@ -58,6 +61,17 @@ class Task:
     solution: str
     mistake: str
     cases: tuple[Case, ...]
+    family: int
+    params: Params
+    others: Params
+
+    def result(self, argument: Any, params: Params | None = None) -> Any:
+        """Return the right result for an argument, or that of other parameters."""
+        return FAMILIES[self.family].result(params or self.params, argument)
+
+    def small_argument(self, rng: np.random.Generator) -> Any:
+        """Return an argument whose result is easy to find without running code."""
+        return _SMALL[FAMILIES[self.family].argument](rng)
 
 
 def _fibonacci(p: Params, n: int) -> int:
@@ -245,6 +259,15 @@ _ARGUMENTS: dict[str, Callable[[np.random.Generator], Any]] = {
     "words": _words,
     "text": lambda rng: " ".join(_words(rng)),
 }
+_SMALL: dict[str, Callable[[np.random.Generator], Any]] = {
+    "number": lambda rng: int(rng.choice([0, 1, 100])),
+    "count": lambda rng: int(rng.integers(0, 5)),
+    "numbers": lambda rng: rng.choice(
+        [1, 2, 3, 5, 8, 10, 20], size=int(rng.integers(1, 4))
+    ).tolist(),
+    "words": lambda rng: _words(rng)[:2],
+    "text": lambda rng: " ".join(_words(rng)[:1]),
+}
 
 
 def draw_task(rng: np.random.Generator, level: int, num_cases: int) -> Task:
@@ -255,8 +278,9 @@ def draw_task(rng: np.random.Generator, level: int, num_cases: int) -> Task:
         level: From 1 to ``NUM_LEVELS``.
         num_cases: Number of tests.
     """
-    families = [f for f in FAMILIES if f.level == level]
-    family = families[int(rng.integers(len(families)))]
+    families = [i for i, f in enumerate(FAMILIES) if f.level == level]
+    number = families[int(rng.integers(len(families)))]
+    family = FAMILIES[number]
     params, others = _params(rng, family), _params(rng, family)
     arguments: dict[str, Any] = {}  # distinct, so that hidden tests are not visible
     while len(arguments) < num_cases:
@@ -269,6 +293,9 @@ def draw_task(rng: np.random.Generator, level: int, num_cases: int) -> Task:
         _function(head, family, params),
         _function(head, family, others),
         tuple(Case((x,), family.result(params, x)) for x in arguments.values()),
+        number,
+        params,
+        others,
     )
 
 
