@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -101,6 +102,30 @@ class App:
         """Return a shortest next action towards the goal."""
         raise NotImplementedError
 
+    def way(self, limit: int) -> list[tuple[Action, str]]:
+        """Return the first actions of a shortest way, and each in words.
+
+        Args:
+            limit: Largest number of actions, >= 1.
+        """
+        trial = copy.deepcopy(self)
+        way: list[tuple[Action, str]] = []
+        while len(way) < limit and not trial.is_done():
+            action = trial.next_action()
+            way.append((action, trial.in_words(action)))
+            trial.apply(action)
+        return way
+
+    def in_words(self, action: Action) -> str:
+        """Return an action with the label of the element that it taps."""
+        hit = self.hit(action) if action[0] == "tap" else None
+        return " ".join(action) if hit is None else f"tap {hit.label}"
+
+    def hit(self, tap: Action) -> Element | None:
+        """Return the element that a tap hits, if any."""
+        x, y = (int(a) for a in tap[1:])
+        return next((e for e in self.elements() if e.has(x, y)), None)
+
     def labelled(self, label: str) -> Action:
         """Return the tap on the element with a label."""
         return next(e for e in self.elements() if e.label == label).tap
@@ -109,8 +134,7 @@ class App:
         """Apply an action; return whether it had an effect."""
         kind, *arguments = action
         if kind == "tap":
-            x, y = (int(a) for a in arguments)
-            hit = next((e for e in self.elements() if e.has(x, y)), None)
+            hit = self.hit(action)
             if hit is not None:
                 self.press(hit)
             return hit is not None

@@ -89,7 +89,8 @@ CASES = {
 UNTRAINED = ("by config", "incomplete")
 # Stages that test_stored_data_recipes and test_written_data_recipes check.
 STAGED = {
-    *("agent_r", "agent_tuning", "atlas", "auto_coa", "behavior_priming", "e2cl"),
+    *("agent_r", "agent_tuning", "android_gen", "atlas", "auto_coa"),
+    *("behavior_priming", "e2cl"),
     *("ire_vla", "mask_search", "mucode", "plan_and_act", "rest", "star", "steca"),
     *("toolformer", "webcot"),
 }
