@@ -30,7 +30,8 @@ def outcome(
 
     The right answer is "yes" for solved trajectories, for turns with a reward > 0, for
     turns that are the first to retrieve a document of ``info["gold_documents"]``, and
-    for those with ``info["right_step"]`` > 0. It needs ``privileged``. Use it to measure what a judge's errors do.
+    for those with ``info["right_step"]`` > 0. It needs ``privileged``. Use it to
+    measure what a judge's errors do.
 
     Args:
         question: The question.
