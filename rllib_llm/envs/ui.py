@@ -21,6 +21,11 @@ _PATTERN = re.compile(
     r"|(scroll)|(back))\b",
     re.IGNORECASE,
 )
+_BY_LABEL = re.compile(
+    r"\b(?:(tap)[ \t]+(\w{1,30})|(type)[ \t]+(\w{1,30})|(scroll)|(back))\b",
+    re.IGNORECASE,
+)
+_LABEL_HINT = "Use 'tap Save', 'type Ana', 'scroll' or 'back'."
 _PLANNED = 4  # most actions of a plan
 _REASONS = {
     "tap": "nothing is there.",
@@ -50,6 +55,7 @@ class Ui(TextEnv):
         rng: np.random.Generator,
         mode: str = "task",
         apps: Sequence[str] = tuple(APPS),
+        boxes: bool = True,
         plan: bool = False,
         checks: int = 0,
     ) -> str:
@@ -60,13 +66,19 @@ class Ui(TextEnv):
             mode: ``task``: until the app's goal state is reached. ``step``: one action
                 on a screen, which the instruction names.
             apps: Names of the apps: ``form``, ``settings``, ``list``, ``tabs``.
+            boxes: Whether elements have boxes and taps are points; otherwise taps name
+                labels. Not in the mode ``step``.
             plan: Whether the action is read from the last line alone. The expert then
                 writes the actions that are left above it, anew in each turn.
             checks: Actions in a row, each without an effect, that are refused with the
                 reason and do not count as turns; not in the mode ``step``.
         """
         self.is_step = require_choice("mode", mode, ("task", "step")) == "step"
-        self.plans, self.checks = require_bool("plan", plan), checks
+        self.boxes, self.plans = (
+            require_bool("boxes", boxes),
+            require_bool("plan", plan),
+        )
+        self.checks = checks
         self._check_options()
         self.refused = 0  # in a row
         if isinstance(apps, str) or not apps or not set(apps) <= set(APPS):
@@ -74,10 +86,11 @@ class Ui(TextEnv):
         while True:
             self.app: App = APPS[apps[int(rng.integers(len(apps)))]](rng)
             task = self._draw_step(rng) if self.is_step else self.app.task
-            prompt = f"{task}\n{screen(self.app.elements())}"
+            prompt = f"{task}\n{self._screen()}"
             if in_split(prompt, self.split):
                 break
         self.type_right, self.inside, self.right_step = 0.0, 0.0, 0.0
+        self.format_hint = type(self).format_hint if self.boxes else _LABEL_HINT
         return f"{prompt}\n{self.format_hint}"
 
     def parse(self, completion: str) -> Action | None:
@@ -85,7 +98,7 @@ class Ui(TextEnv):
         self.type_right, self.inside, self.right_step = 0.0, 0.0, 0.0
         if self.plans:  # a plan names actions, too
             completion = completion.strip().rpartition("\n")[2]
-        match = last_match(_PATTERN, completion)
+        match = last_match(_PATTERN if self.boxes else _BY_LABEL, completion)
         if match is None:
             return None
         kind, *arguments = (group for group in match.groups() if group)
@@ -107,7 +120,7 @@ class Ui(TextEnv):
         has_effect = self.app.apply(action)
         if self.app.is_done():
             return TurnResult("Done!", reward=1.0, terminated=True, success=True)
-        shown = screen(self.app.elements())
+        shown = self._screen()
         return TurnResult(shown if has_effect else f"No effect.\n{shown}")
 
     def more_info(self) -> dict[str, Any]:
@@ -146,18 +159,23 @@ class Ui(TextEnv):
 
     def _written(self, way: Sequence[tuple[Action, str]]) -> str:
         """Return a text that plays the first of these actions and plans all."""
-        played = " ".join(way[0][0])
+        action, words = way[0]
+        played = " ".join(action) if self.boxes else words
         if not self.plans:
             return played
         return f"Plan: {', '.join(words for _, words in way)}.\n{played}"
 
+    def _screen(self) -> str:
+        return screen(self.app.elements(), self.boxes)
+
     def _check_options(self) -> None:
-        """Refuse ``plan`` and ``checks`` where they would have no effect."""
+        """Refuse options of the mode ``task`` in the other one."""
         require_int("checks", self.checks, 0, 10)
-        if self.is_step and (self.plans or self.checks):
+        if self.is_step and (self.plans or self.checks or not self.boxes):
             raise ConfigError(
-                f"plan={self.plans}, checks={self.checks}: mode='step' has one action, "
-                "which needs no plan and is not repeated. Use mode='task'."
+                f"plan={self.plans}, checks={self.checks}, boxes={self.boxes}: "
+                "mode='step' has one action, which needs no plan, is not repeated and "
+                "names an element already. Use mode='task'."
             )
 
     def _draw_step(self, rng: np.random.Generator) -> str:

@@ -38,10 +38,14 @@ class Element:
     value: str = ""
 
     @property
+    def name(self) -> str:
+        """Its line on the screen without the box."""
+        return f"{self.kind} {self.label}" + (f" {self.value}" if self.value else "")
+
+    @property
     def text(self) -> str:
         """Its line on the screen."""
-        value = f" {self.value}" if self.value else ""
-        return f"{self.kind} {self.label}{value} [{' '.join(map(str, self.box))}]"
+        return f"{self.name} [{' '.join(map(str, self.box))}]"
 
     @property
     def tap(self) -> Action:
@@ -123,6 +127,9 @@ class App:
 
     def hit(self, tap: Action) -> Element | None:
         """Return the element that a tap hits, if any."""
+        if len(tap) == 2:  # by its label
+            named = (e for e in self.elements() if e.label.lower() == tap[1].lower())
+            return next(named, None)
         x, y = (int(a) for a in tap[1:])
         return next((e for e in self.elements() if e.has(x, y)), None)
 
@@ -328,9 +335,10 @@ APPS: Mapping[str, Callable[[np.random.Generator], App]] = {
 }
 
 
-def screen(elements: Sequence[Element]) -> str:
-    """Return a screen as text, one element per line."""
-    return "\n".join(e.text for e in elements) or "An empty screen."
+def screen(elements: Sequence[Element], boxes: bool = True) -> str:
+    """Return a screen as text, one element per line, with or without boxes."""
+    lines = (e.text if boxes else e.name for e in elements)
+    return "\n".join(lines) or "An empty screen."
 
 
 def _on_off(value: bool) -> str:

@@ -191,6 +191,21 @@ def test_the_expert_plans_what_is_left_and_only_the_last_line_is_played():
     assert bare.expert_action(rng) == action
 
 
+def test_without_boxes_taps_name_labels():
+    env = make_env("ui-v0", {"apps": ["settings"], "boxes": False, "checks": 1})
+    prompt = env.reset(seed=0)[0]
+    page, switch = env.app.goal
+    assert "[" not in prompt and f"link {page}\n" in prompt
+    assert prompt.endswith("Use 'tap Save', 'type Ana', 'scroll' or 'back'.")
+    assert env.step("tap Nothing")[0] == "Refused: nothing is there."
+    assert env.expert_action(np.random.default_rng(0)) == f"tap {page}"
+    shown, *_, info = env.step(f"I tap {page.lower()}")
+    assert f"switch {switch} " in shown and "[" not in shown
+    assert info["right_step"] == info["inside"] == 1.0
+    env.step(f"tap {switch}")
+    assert env.app.is_done()
+
+
 def test_plans_name_the_fields_and_words_of_a_form():
     env = make_env("ui-v0", {"apps": ["form"], "plan": True})
     env.reset(seed=1)
@@ -244,8 +259,9 @@ def test_a_right_step_is_the_next_one_of_a_shortest_way_with_its_word():
         *({"checks": -1}, {"checks": True}, {"plan": "yes"}),
         {"mode": "step", "checks": 1},
         {"mode": "step", "plan": True},
+        {"mode": "step", "boxes": False},
     ],
 )
 def test_plans_and_checks_that_cannot_work_are_refused(options):
-    with pytest.raises(ConfigError, match="checks|plan"):
+    with pytest.raises(ConfigError, match="checks|plan|boxes"):
         make_env("ui-v0", options).reset(seed=0)

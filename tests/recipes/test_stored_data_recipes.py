@@ -190,7 +190,7 @@ def test_android_gen_reads_no_outcome_and_trains_adapters():
     for config in (begin, collect, use):
         memory = config.prompt_text
         assert (memory["top_k"], memory["learn_from"]) == (1, "rewarded")
-        assert config.env_config == {"plan": True, "checks": 1}
+        assert config.env_config == {"boxes": False, "plan": True, "checks": 1}
         config.validate()
     for config in (collect, use):
         assert config.rewards[0] == {"name": "environment", "weight": 0}
