@@ -4,7 +4,8 @@ Run:     python benchmarks/examples.py starpo remax --seeds 0 1 2
 Table:   python benchmarks/examples.py --table
 Writes:  benchmarks/results/examples/<example>_seed<n>.json, one per run. The policy is
          sampled as in training, on the same 200 held-out tasks for all runs of an
-         example. Sweeps are run with ``rllib-llm train`` instead.
+         example; ``--each-stage`` plays them around every stage. Sweeps are run with
+         ``rllib-llm train`` instead.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ def run(
     held_out: int,
     overrides: list[str],
     options: dict[str, Any] | None = None,
+    each_stage: bool = False,
 ) -> dict[str, Any]:
     """Train one example with one seed and return its record.
 
-    With ``options`` of the environment, the same tasks are played with them as well.
+    With ``options`` of the environment, the same tasks are played with them as well;
+    with ``each_stage`` they are played at the beginning and the end of each stage.
     """
     recipe = load_recipe(name, [f"seed={seed}", *overrides])
     configs = [stage.build_config() for stage in recipe.stages]
@@ -90,6 +93,7 @@ def run(
                 record["before_with_options"] = evaluate(algo, held_out, options)
         elif stage is recipe.stages[-1]:
             record["before_last_stage"] = evaluate(algo, held_out)
+        ends = [evaluate(algo, held_out)["success"]] if each_stage else []
         clock = Clock()
         for _ in range(int(stage.total_iterations or 0)):
             result = algo.train()
@@ -100,6 +104,9 @@ def run(
             flat = {k: float(v) for k, v in parts.items() if not isinstance(v, dict)}
             record["parts"].append(flat)  # without those of a mixture
         record["rl"] = {k: record["rl"][k] + v for k, v in clock.minutes().items()}
+        if each_stage:
+            ends.append(evaluate(algo, held_out)["success"])
+            record.setdefault("stages", {})[stage_name] = ends
         if stage is recipe.stages[-1]:
             record["after"] = evaluate(algo, held_out)
             if options:
@@ -210,6 +217,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=200)
     parser.add_argument("--override", nargs="*", default=[])
     parser.add_argument("--options", type=json.loads, help="JSON, of the environment")
+    parser.add_argument("--each-stage", action="store_true")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
@@ -220,11 +228,13 @@ def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in args.examples:
         for seed in args.seeds:
-            record = run(name, seed, args.held_out, args.override, args.options)
+            given = (args.held_out, args.override, args.options, args.each_stage)
+            record = run(name, seed, *given)
             path = RESULTS / f"{name}_seed{seed}.json"
             path.write_text(json.dumps(record, indent=1) + "\n")
             keys = ("before", "before_last_stage", "after", "sft", "rl", "script")
             shown = [record.get(k) for k in keys]
+            shown += [record["stages"]] if args.each_stage else []
             print(name, seed, *shown, flush=True)
 
 

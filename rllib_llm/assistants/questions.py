@@ -11,6 +11,8 @@ from rllib_llm.data.types import Message
 from rllib_llm.rewards.retrieval import evidence
 from rllib_llm.seeding import stable_seed
 
+RIGHT_STEP = "right_step"  # info key: above 0 after a turn on a shortest way
+
 
 @dataclasses.dataclass(frozen=True)
 class Question:
@@ -23,9 +25,9 @@ class Question:
             question.
         seed: Seed of the answer.
         is_good: Whether the trajectory is solved, or the first of a pair has the larger
-            return (of equal ones, by chance); of a turn, whether its reward is > 0
-            or it was the first to retrieve a needed document. None if the assistant is
-            not privileged.
+            return (of equal ones, by chance); of a turn, whether its reward is > 0,
+            it was the first to retrieve a needed document, or the environment calls it
+            right. None if the assistant is not privileged.
         texts: Existing texts, if the question is answered with a text.
         trajectories: Its episodes, likewise.
     """
@@ -77,8 +79,11 @@ def gold_text(trajectory: Trajectory) -> str:
 
 
 def _good_turns(trajectory: Trajectory) -> list[bool]:
-    """Return whether each turn has a reward, or retrieved a needed document. [H]"""
+    """Return whether each turn has a reward, found a document or is right. [H]"""
     good = [reward > 0 for reward in trajectory.rewards]
+    if RIGHT_STEP in trajectory.outcome:
+        right = trajectory.info_per_turn(RIGHT_STEP, 0.0)
+        good = [g or r > 0 for g, r in zip(good, right, strict=True)]
     if "gold_documents" not in trajectory.outcome:
         return good
     return [g or e > 0 for g, e in zip(good, evidence(trajectory), strict=True)]

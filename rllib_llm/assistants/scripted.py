@@ -28,9 +28,10 @@ def outcome(
 ) -> str:
     """Answer whether it went well, "yes" or "no", with a set share of errors.
 
-    The right answer is "yes" for solved trajectories, for turns with a reward > 0, and
-    for turns that are the first to retrieve a document of ``info["gold_documents"]``.
-    It needs ``privileged``. Use it to measure what a judge's errors do.
+    The right answer is "yes" for solved trajectories, for turns with a reward > 0, for
+    turns that are the first to retrieve a document of ``info["gold_documents"]``, and
+    for those with ``info["right_step"]`` > 0. It needs ``privileged``. Use it to
+    measure what a judge's errors do.
 
     Args:
         question: The question.

@@ -147,7 +147,8 @@ class RenderChat(ConnectorV2):
         if data.messages:
             deleted = info.get(DELETED, ())
             delete_observations(data.messages, deleted)
-            data.messages += _with_texts(later(text, info, data.tools), data, episode)
+            messages = later(text, info, data.tools)
+            data.messages += with_later_texts(messages, data, episode)
             if renderer is None:
                 return None
             if deleted:
@@ -201,7 +202,7 @@ class RenderChat(ConnectorV2):
         return text[:max_chars]
 
 
-def _with_texts(
+def with_later_texts(
     messages: list[Message], data: EpisodeData, episode: SingleAgentEpisode
 ) -> list[Message]:
     """Return the messages of a later observation, the first with added texts."""

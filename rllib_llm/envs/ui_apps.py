@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -37,10 +38,14 @@ class Element:
     value: str = ""
 
     @property
+    def name(self) -> str:
+        """Its line on the screen without the box."""
+        return f"{self.kind} {self.label}" + (f" {self.value}" if self.value else "")
+
+    @property
     def text(self) -> str:
         """Its line on the screen."""
-        value = f" {self.value}" if self.value else ""
-        return f"{self.kind} {self.label}{value} [{' '.join(map(str, self.box))}]"
+        return f"{self.name} [{' '.join(map(str, self.box))}]"
 
     @property
     def tap(self) -> Action:
@@ -101,6 +106,33 @@ class App:
         """Return a shortest next action towards the goal."""
         raise NotImplementedError
 
+    def way(self, limit: int) -> list[tuple[Action, str]]:
+        """Return the first actions of a shortest way, and each in words.
+
+        Args:
+            limit: Largest number of actions, >= 1.
+        """
+        trial = copy.deepcopy(self)
+        way: list[tuple[Action, str]] = []
+        while len(way) < limit and not trial.is_done():
+            action = trial.next_action()
+            way.append((action, trial.in_words(action)))
+            trial.apply(action)
+        return way
+
+    def in_words(self, action: Action) -> str:
+        """Return an action with the label of the element that it taps."""
+        hit = self.hit(action) if action[0] == "tap" else None
+        return " ".join(action) if hit is None else f"tap {hit.label}"
+
+    def hit(self, tap: Action) -> Element | None:
+        """Return the element that a tap hits, if any."""
+        if len(tap) == 2:  # by its label
+            named = (e for e in self.elements() if e.label.lower() == tap[1].lower())
+            return next(named, None)
+        x, y = (int(a) for a in tap[1:])
+        return next((e for e in self.elements() if e.has(x, y)), None)
+
     def labelled(self, label: str) -> Action:
         """Return the tap on the element with a label."""
         return next(e for e in self.elements() if e.label == label).tap
@@ -109,8 +141,7 @@ class App:
         """Apply an action; return whether it had an effect."""
         kind, *arguments = action
         if kind == "tap":
-            x, y = (int(a) for a in arguments)
-            hit = next((e for e in self.elements() if e.has(x, y)), None)
+            hit = self.hit(action)
             if hit is not None:
                 self.press(hit)
             return hit is not None
@@ -304,9 +335,10 @@ APPS: Mapping[str, Callable[[np.random.Generator], App]] = {
 }
 
 
-def screen(elements: Sequence[Element]) -> str:
-    """Return a screen as text, one element per line."""
-    return "\n".join(e.text for e in elements) or "An empty screen."
+def screen(elements: Sequence[Element], boxes: bool = True) -> str:
+    """Return a screen as text, one element per line, with or without boxes."""
+    lines = (e.text if boxes else e.name for e in elements)
+    return "\n".join(lines) or "An empty screen."
 
 
 def _on_off(value: bool) -> str:

@@ -12,16 +12,17 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
 from rllib_llm.connectors.chat import ChatRenderer
+from rllib_llm.connectors.env_to_module import with_later_texts
 from rllib_llm.connectors.requested_prompts import requested_prompt
 from rllib_llm.connectors.tool_prompts import later, opening
-from rllib_llm.data.episode_data import EpisodeData, episode_data
+from rllib_llm.data.added_texts import TextSource
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.model_calls import MODEL_REQUEST
 from rllib_llm.data.types import Prompt
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.offline.demonstrations import (
     Demonstration,
     demonstrations,
-    demonstrations_of,
 )
 from rllib_llm.offline.random_policy import store_random_result
 from rllib_llm.offline.written_turns import (
@@ -72,31 +73,12 @@ def sft(config: LLMConfig, model: str, folder: Path, on_progress: Progress) -> N
     store_random_result(config, folder, lambda done: on_progress("random play", done))
 
 
-def demonstrated_episodes(
-    config: LLMConfig, seeds: Sequence[int], mistake_rate: float
-) -> list[SingleAgentEpisode]:
-    """Return demonstrations of training tasks, one episode per agent.
-
-    Args:
-        config: An algorithm's config with a prepared model.
-        seeds: Seeds of the tasks.
-        mistake_rate: Share of random turns.
-    """
-    demos = demonstrations_of(
-        config.make_text_env,
-        seeds,
-        mistake_rate,
-        most_envs=config.most_envs_in_threads,
-        max_retries=config.max_retries,
-    )
-    return as_episodes(demos, config.chat_renderer(), config, config.role_prompts())
-
-
 def as_episodes(
     demos: Sequence[Demonstration],
     renderer: ChatRenderer,
     config: LLMConfig,
     roles: Mapping[str, str],
+    sources: Sequence[TextSource | None] = (),
 ) -> list[SingleAgentEpisode]:
     """Return demonstrations as episodes with Turn records.
 
@@ -105,14 +87,16 @@ def as_episodes(
         renderer: Renders them.
         config: The run's config, with its system prompt.
         roles: System prompts by AgentID, where the config has none.
+        sources: Source of the texts before the messages of each; (): none has any.
     """
     return [
         demonstration_episode(
             demo,
             renderer,
             config.system_prompt or roles.get(demo.agent_id or DEFAULT_AGENT_ID),
+            source,
         )
-        for demo in demos
+        for demo, source in zip(demos, sources or [None] * len(demos), strict=True)
     ]
 
 
@@ -168,16 +152,20 @@ def _epochs(count: int, epochs: int, size: int, seed: int) -> list[np.ndarray]:
 
 
 def demonstration_episode(
-    demo: Demonstration, renderer: ChatRenderer, system_prompt: str | None = None
+    demo: Demonstration,
+    renderer: ChatRenderer,
+    system_prompt: str | None = None,
+    source: TextSource | None = None,
 ) -> SingleAgentEpisode:
     """Return a demonstration as an episode with Turn records, like a sampled one."""
     episode = started_episode(demo.observations[0])
     data = episode_data(episode)
+    data.text_source = source
     last = len(demo.completions) - 1
     for i, completion in enumerate(demo.completions):
         add_written_turn(
             episode,
-            _rendered(demo, i, data, renderer, system_prompt),
+            _rendered(demo, i, episode, renderer, system_prompt),
             completion,
             renderer,
             observation=demo.observations[i + 1],
@@ -190,12 +178,12 @@ def demonstration_episode(
 def _rendered(
     demo: Demonstration,
     index: int,
-    data: EpisodeData,
+    episode: SingleAgentEpisode,
     renderer: ChatRenderer,
     system_prompt: str | None,
 ) -> Prompt:
-    """Return the prompt of a demonstrated turn; write its messages into ``data``."""
-    observation = demo.observations[index]
+    """Return the prompt of a demonstrated turn; write its messages into the data."""
+    data, observation = episode_data(episode), demo.observations[index]
     info = stored(data.pictures, demo.info(index))
     if MODEL_REQUEST in info:
         request = info[MODEL_REQUEST]
@@ -204,8 +192,12 @@ def _rendered(
         return prompt
     if index == 0:
         data.messages, data.tools = opening(
-            observation, info, system=system_prompt, renderer=renderer
+            data.first_message(observation),
+            info,
+            system=system_prompt,
+            renderer=renderer,
         )
     else:
-        data.messages += later(observation, info, data.tools)
+        messages = later(observation, info, data.tools)
+        data.messages += with_later_texts(messages, data, episode)
     return next_prompt(data, renderer)

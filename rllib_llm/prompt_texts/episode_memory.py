@@ -57,5 +57,6 @@ def text_fields(
         "task": observations[0],
         "observation": observations[-1],
         "reply": replies[-1],
+        "replies": "\n".join(replies),
         "transcript": transcript(observations, replies),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rllib_llm.components.registry import component
@@ -22,7 +22,13 @@ from rllib_llm.prompt_texts.asked import (
 from rllib_llm.prompt_texts.bank import Bank, BankView, Retrieval
 from rllib_llm.prompt_texts.episode_memory import EpisodeMemory, text_fields
 
-_FIELDS = ("task", "observation", "reply", "transcript", "return")
+_WRITERS: Mapping[str, Callable[[Trajectory], bool]] = {
+    "solved": lambda t: t.is_solved,
+    "failed": lambda t: not t.is_solved,
+    "rewarded": lambda t: t.episode_return > 0,
+    "all": lambda t: True,
+}
+_FIELDS = ("task", "observation", "reply", "replies", "transcript", "return")
 
 
 @component(
@@ -38,8 +44,10 @@ class Memory:
             ``text``.
         text: Text of an episode, with placeholders: ``{task}`` (the first observation),
             ``{observation}`` (the last one), ``{reply}`` (the last one),
-            ``{transcript}`` and ``{return}``. None: "{task} {reply}".
-        learn_from: Episodes that write: "solved", "failed" or "all".
+            ``{replies}`` (all), ``{transcript}`` and ``{return}``. None:
+            "{task} {reply}".
+        learn_from: Episodes that write: "solved", "failed", "all", or "rewarded", those
+            of a return > 0: with the reward ``asked`` a judge decides.
         scope: "run": all episodes read all texts. "task": those of their own task,
             which must come again (curriculum ``failed``, or few tasks). "episode":
             every turn writes, and later turns of the same episode read; ``text`` is
@@ -66,7 +74,7 @@ class Memory:
         *,
         of: str | None = None,
         text: str | None = None,
-        learn_from: Literal["solved", "failed", "all"] = "solved",
+        learn_from: Literal["solved", "failed", "all", "rewarded"] = "solved",
         scope: Literal["run", "task", "episode"] = "run",
         top_k: int = 3,
         least_similarity: float = 0.0,
@@ -193,11 +201,11 @@ class Memory:
 
     def _writers(self, table: TurnTable) -> list[Trajectory]:
         """Return the trajectories that write, in order of their tasks."""
-        agents, wanted = self.retrieval.agents, self.learn_from
+        agents, writes = self.retrieval.agents, _WRITERS[self.learn_from]
         return [
             t
             for t in in_task_order(table)
-            if wanted == "all" or t.is_solved == (wanted == "solved")
+            if writes(t)
             if agents is None or t.agent_id in agents
         ]
 

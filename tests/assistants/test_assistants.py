@@ -122,6 +122,17 @@ def test_a_privileged_assistant_reads_the_outcome():
     assert [q.is_good for q in of_turns] == [False, True, False]
 
 
+def test_a_turn_is_good_if_the_environment_calls_it_right():
+    trajectory = trajectories()[0]
+    trajectory.rewards = [0.0, 0.0]
+    for right in ([1.0, 0.0], [0.0, 1.0]):
+        trajectory.infos = [{"right_step": value} for value in right]
+        of_turns = asked(trajectory, privileged=True, per="turn")
+        assert [q.is_good for q in of_turns] == [value > 0 for value in right]
+    (whole,) = asked(trajectory, privileged=True)
+    assert whole.is_good == trajectory.is_solved
+
+
 def test_questions_have_a_system_message_and_seeds_of_their_own():
     trajectory, other = trajectories()[:2]
     (question,) = asked(trajectory, system="You are a judge.")

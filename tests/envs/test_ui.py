@@ -169,3 +169,99 @@ def test_apps_can_be_chosen_and_unknown_ones_are_refused():
     for apps in ([], "form", ["form", "camera"]):
         with pytest.raises(ConfigError, match="apps"):
             make_env("ui-v0", {"apps": apps}).reset(seed=0)
+
+
+def test_the_expert_plans_what_is_left_and_only_the_last_line_is_played():
+    env = make_env("ui-v0", {"apps": ["settings"], "plan": True})
+    env.reset(seed=0)
+    rng = np.random.default_rng(0)
+    page, switch = env.app.goal
+    plan, action = env.expert_action(rng).splitlines()
+    assert plan == f"Plan: tap {page}, tap {switch}."
+    assert action == " ".join(env.app.labelled(page))
+    assert env.app.page == ""  # planning has changed nothing
+    env.step(f"{plan}\n{action}")
+    assert env.app.page == page
+    assert env.expert_action(rng).startswith(f"Plan: tap {switch}.\n")
+    # Names of actions in a plan are not played.
+    assert env.step("Plan: back.\nI go.")[-1]["invalid_action"]
+    assert env.step("Plan: back.\nscroll")[-1]["parsed_action"] == ("scroll",)
+    bare = make_env("ui-v0", {"apps": ["settings"]})
+    bare.reset(seed=0)
+    assert bare.expert_action(rng) == action
+
+
+def test_without_boxes_taps_name_labels():
+    env = make_env("ui-v0", {"apps": ["settings"], "boxes": False, "checks": 1})
+    prompt = env.reset(seed=0)[0]
+    page, switch = env.app.goal
+    assert "[" not in prompt and f"link {page}\n" in prompt
+    assert prompt.endswith("Use 'tap Save', 'type Ana', 'scroll' or 'back'.")
+    assert env.step("tap Nothing")[0] == "Refused: nothing is there."
+    assert env.expert_action(np.random.default_rng(0)) == f"tap {page}"
+    shown, *_, info = env.step(f"I tap {page.lower()}")
+    assert f"switch {switch} " in shown and "[" not in shown
+    assert info["right_step"] == info["inside"] == 1.0
+    env.step(f"tap {switch}")
+    assert env.app.is_done()
+
+
+def test_plans_name_the_fields_and_words_of_a_form():
+    env = make_env("ui-v0", {"apps": ["form"], "plan": True})
+    env.reset(seed=1)
+    field, word = env.app.goal
+    planned = env.expert_action(np.random.default_rng(0)).splitlines()[0]
+    assert planned == f"Plan: tap {field}, type {word}, tap Save."
+
+
+def test_an_action_without_effect_is_refused_with_the_reason_and_takes_no_turn():
+    env = make_env("ui-v0", {"apps": ["settings"], "checks": 2})
+    env.reset(seed=0)
+    before = dict(env.app.__dict__)
+    assert env.step("tap 50 99")[0] == "Refused: nothing is there."
+    assert env.step("type Ana")[0] == "Refused: no field is in focus."
+    assert env.turn == 0 and env.app.__dict__ == before
+    # The third in a row is carried out, and counts.
+    assert env.step("back")[0].startswith("No effect.\n") and env.turn == 1
+    assert env.step("back")[0] == "Refused: this is the first page."
+    env.step(env.expert_action(np.random.default_rng(0)))
+    assert env.turn == 2
+    assert env.step("scroll")[0] == "Refused: there is nothing to scroll."
+    assert env.refused == 1
+
+
+def test_checked_episodes_end_after_as_many_turns_that_count():
+    env = make_env("ui-v0", {"apps": ["tabs"], "checks": 1, "max_turns": 3})
+    env.reset(seed=0)
+    ends = [env.step("scroll")[3] for _ in range(6)]
+    assert ends == [False] * 5 + [True]
+
+
+def test_a_right_step_is_the_next_one_of_a_shortest_way_with_its_word():
+    env = make_env("ui-v0", {"apps": ["form"]})
+    env.reset(seed=1)
+    field, word = env.app.goal
+
+    def right(action):
+        return env.step(action)[-1]["right_step"]
+
+    assert right("scroll") == 0.0 and right("tap 50 99") == 0.0
+    assert right(" ".join(env.app.labelled(field))) == 1.0
+    assert right("type Nobody") == 0.0
+    env.app.fields[field] = ""
+    assert right(f"type {word}") == 1.0
+    assert right("what?") == 0.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"checks": -1}, {"checks": True}, {"plan": "yes"}),
+        {"mode": "step", "checks": 1},
+        {"mode": "step", "plan": True},
+        {"mode": "step", "boxes": False},
+    ],
+)
+def test_plans_and_checks_that_cannot_work_are_refused(options):
+    with pytest.raises(ConfigError, match="checks|plan|boxes"):
+        make_env("ui-v0", options).reset(seed=0)

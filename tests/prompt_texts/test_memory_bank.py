@@ -221,6 +221,23 @@ def test_the_chosen_episodes_write(wanted, count):
     assert of.observe(TurnTable(table), [])["num_added"] == count
 
 
+def test_rewarded_episodes_write_whatever_the_environment_says():
+    of = memory(learn_from="rewarded", text="{reply}")
+    accepted, refused = walked(0, "up", 1, ground="ice"), walked(1, "down", 0)
+    accepted.success, refused.success = False, True
+    of.observe(TurnTable([accepted, refused]), [])
+    assert [entry.text for entry in of.bank.entries] == ["up"]
+
+
+def test_texts_may_hold_all_replies():
+    of = memory(text="{replies}")
+    walk = walked(0, "up", 1)
+    walk.completions = [*walk.completions, "left"]
+    walk.observations = [*walk.observations, "On mud"]
+    of.observe(TurnTable([walk]), [])
+    assert [entry.text for entry in of.bank.entries] == ["up left"]
+
+
 def test_texts_that_do_not_help_are_deleted():
     of = memory(text="{reply}", drop_below=0.4, drop_after=2)
     of.observe(TurnTable([walked(0, "right", 1)]), [])

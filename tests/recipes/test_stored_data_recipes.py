@@ -9,11 +9,13 @@ import pytest
 from preset_helpers import config_of, rollout, searcher
 
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
+from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.turn_table import TurnTable
 from rllib_llm.envs.household.world import NOTHING
 from rllib_llm.filters.apply import Filters
 from rllib_llm.offline.conversation_files import StoredConversation, parse_row
 from rllib_llm.offline.episode_rows import StoredEpisode
+from rllib_llm.offline.prepare_model import prepare_language_model
 from rllib_llm.recipes import load_recipe
 
 
@@ -189,6 +191,73 @@ def test_steca_compares_calibrations_after_imitating_solved_episodes():
     explore.validate()
     assert solved.save_where == "success" and imitate.data_files == "stage:solved"
     assert reinforce.data_files == "stage:explore" and reinforce.nll_weight > 0
+
+
+def test_android_gen_reads_no_outcome_and_trains_adapters():
+    stages = load_recipe("android_gen").stages
+    begin, collect, imitate = (s.build_config() for s in stages)
+    assert [s.algo for s in stages] == ["SFT", "PromptSearch", "SFT"]
+    for config in (begin, collect):
+        memory = config.prompt_text
+        assert (memory["top_k"], memory["learn_from"]) == (1, "rewarded")
+        assert config.env_config["plan"] and config.env_config["checks"] == 1
+        config.validate()
+    assert collect.rewards[0] == {"name": "environment", "weight": 0}
+    assert collect.assistants["judge"]["script"]["accuracy"] < 1
+    assert collect.save_where == {"name": "asked", "of": "critic"}
+    assert collect.assistants["critic"]["per"] == "turn"
+    assert imitate.data_files == ["stage:collect"] and imitate.prompt_text is None
+    assert imitate.lm_lora["rank"] > 0
+
+
+def test_android_gen_cuts_trajectories_after_the_last_accepted_step():
+    where = load_recipe("android_gen").stages[1].build_config().save_where
+    answers = ([1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0], [1.0, 1.0])
+    table = TurnTable([rollout(i, [0.0] * len(a)) for i, a in enumerate(answers)])
+    for trajectory, values in zip(table.trajectories, answers, strict=True):
+        trajectory.answers = {"critic": values}
+    results = Filters(where)(table)[0]
+    assert [r.masked_turns for r in results] == [{1, 3, 4}, {0, 1}, frozenset()]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_android_gen_trains_accepted_steps_alone(ray_session, tmp_path):
+    small = (
+        "language_model.tiny={hidden_size: 32, num_hidden_layers: 1}",
+        *("generation.max_new_tokens=12", "stages.begin.sft={demonstrations: 100}"),
+        "stages.collect.rollouts.episodes_per_iteration=16",
+        "stages.imitate.rollouts.episodes_per_iteration=12",
+    )
+    begin, collect, imitate = load_recipe("android_gen", small).stages
+    first = begin.build_config()
+    first.resolved_model = model = prepare_language_model(first)
+    config = collect.build_config()
+    config.resolved_model, config.save_episodes = model, str(tmp_path / "collect")
+    algo = config.build_algo()
+    sampled = [algo.collect() for _ in range(2)][1]
+    algo.stop()
+    answers = {
+        tuple(t.completions): t.answers_of("critic") for t in sampled.trajectories
+    }
+    config = imitate.build_config()
+    config.resolved_model = model
+    config.earlier_stages = {"collect": str(tmp_path / "collect")}
+    algo = config.build_algo()
+    trained = algo.collect()
+    known = [e for e in trained if tuple(e.get_actions()) in answers]
+    assert known
+    for episode in known:
+        refused = [
+            i for i, v in enumerate(answers[tuple(episode.get_actions())]) if not v
+        ]
+        assert episode_data(episode).masked_turns == set(refused)
+    module = algo.learner_group._learner.module["default_policy"]
+    before = {n: p.detach().clone() for n, p in module.named_parameters()}
+    algo.train()
+    changed = {n for n, p in module.named_parameters() if (before[n] != p).any()}
+    assert changed and all("lora_" in name for name in changed)
+    algo.stop()
 
 
 def test_toolformer_imitates_own_calls_without_reading_rewards():

@@ -35,6 +35,7 @@ def assistants_read(config: LLMConfig) -> dict[str | None, set[str]]:
     return {
         environment: {
             *_names_read((specs.rewards, specs.reward_transforms, specs.filters)),
+            *_names_read([config.save_where]),
             *([] if judge is None else [judge]),
         }
         for environment, specs in config.component_specs().items()
@@ -116,7 +117,7 @@ def _check_reader(
         reward = f"{{name: asked, of: {assistant.name}}}"
         raise ConfigError(
             f"{where} is never asked. Add {reward} to rollouts.rewards, rollouts."
-            "filters or rollouts.candidate_scores, set step_judge of Pref to it, set "
+            "filters, save_where or candidate_scores, set Pref's step_judge to it, set "
             f"rollouts.curriculum={{name: {PROPOSED}, of: {assistant.name}}} and "
             "per='task', or leave it out; for rollouts.prompt_text set parse.text."
         )

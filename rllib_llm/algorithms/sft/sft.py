@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ray.rllib.utils.annotations import override
@@ -9,6 +10,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 
 from rllib_llm.algorithms.algorithm import LLMAlgorithm
 from rllib_llm.algorithms.sft.sft_config import SFTConfig
+from rllib_llm.data.sampled_episodes import SampledEpisodes
 from rllib_llm.offline.conversation_files import parse_row
 from rllib_llm.offline.stored_episodes import conversation_episode, next_stored
 
@@ -17,7 +19,8 @@ class SFT(LLMAlgorithm):
     """Negative log-likelihood of demonstrated turns (Ouyang et al. 2022, step 1).
 
     Each iteration the expert plays ``episodes_per_iteration`` new training tasks; with
-    ``data.files`` that many stored conversations are read instead.
+    ``data.files`` that many stored conversations are read instead. With
+    ``rollouts.prompt_text`` demonstrations read the texts that earlier ones wrote.
     """
 
     config: SFTConfig
@@ -49,10 +52,18 @@ class SFT(LLMAlgorithm):
         return episodes
 
     def _demonstrated(self) -> list[Any]:
-        """Return episodes of the expert on the next tasks."""
-        from rllib_llm.offline.sft_before_rl import demonstrated_episodes
+        """Return episodes of the expert on the next tasks; let texts change by them."""
+        from rllib_llm.offline.expert_episodes import demonstrated_episodes
 
         config = self.config
-        tasks = self._task_source.next_groups(config.episodes_per_iteration)
-        seeds = [task.seed for task in tasks]
-        return demonstrated_episodes(config, seeds, config.mistake_rate)
+        # By seed alone, as the section sft draws them.
+        tasks = [
+            dataclasses.replace(task, options={"split": "train"})
+            for task in self._task_source.next_groups(config.episodes_per_iteration)
+        ]
+        if config.prompt_text is not None:
+            tasks = self._driver_components.assign(tasks, self.iteration)
+        episodes = demonstrated_episodes(config, tasks, config.mistake_rate)
+        if config.prompt_text is not None:
+            self.change_prompt_texts(SampledEpisodes(episodes))
+        return episodes

@@ -15,6 +15,8 @@ from rllib_llm.algorithms.config.without_effect import (
     OF_POLICY_GRADIENTS,
     refuse_without_effect,
 )
+from rllib_llm.components.registry import Spec, bind
+from rllib_llm.env_runner.agents import agents_of
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import parse_row
 from rllib_llm.schema import Fraction
@@ -26,7 +28,6 @@ _SAMPLING_SETTINGS = (
     "reward_transforms",
     "filters",
     "curriculum",
-    "prompt_text",
     "fork",
     "candidates",
     "row_per_turn",
@@ -82,6 +83,12 @@ class SFTConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
         if self.stored_rows(parse_row) is not None:
             why = "data.files replaces the expert, and its mistakes. Leave it out."
             refuse_without_effect(self, ("mistake_rate",), why)
+            why = (
+                "data.files holds whole prompts, which stay as they are. Leave it out."
+            )
+            refuse_without_effect(self, ("prompt_text",), why)
+        elif self.prompt_text is not None:
+            self._validate_texts(self.prompt_text)
         if self.module_ids != (DEFAULT_MODULE_ID,):
             raise ConfigError(
                 f"SFT trains one policy, {DEFAULT_MODULE_ID!r}, not "
@@ -91,6 +98,28 @@ class SFTConfig(LLMConfigMixin, DataSettings, AlgorithmConfig):
         if self.action_head != "generate":
             raise ConfigError(
                 f"head={self.action_head!r}: SFT imitates tokens. Use head='generate'."
+            )
+
+    def _validate_texts(self, spec: Spec) -> None:
+        """Check texts before demonstrations, which no assistant is asked about."""
+        writer = bind("prompt_text", spec).call.of
+        if writer is not None:
+            raise ConfigError(
+                f"rollouts.prompt_text.of={writer!r}: SFT samples nothing and asks no "
+                "assistants. Leave of out: the rule 'text' writes."
+            )
+        if self.mixture_members:
+            raise ConfigError(
+                f"rollouts.prompt_text={spec!r}: demonstrations of a mixture read no "
+                "texts. Leave it out, or use one environment."
+            )
+        env = self.make_text_env()
+        agents = agents_of(env)
+        env.close()
+        if agents is not None:
+            raise ConfigError(
+                f"rollouts.prompt_text: {self.env} has agents {', '.join(agents)}, "
+                "whose demonstrations read no texts. Leave prompt_text out."
             )
 
     @override(AlgorithmConfig)
