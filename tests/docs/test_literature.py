@@ -141,7 +141,7 @@ def test_writing_keeps_the_prose_of_the_page(tmp_path, monkeypatch):
 
 
 WORKS = {"id": "A1", "name": "X", "state": "works", "yaml": ["gigpo"]}
-LACKS = {"id": "A1", "name": "X", "state": "incomplete", "lacks": ["evolved checks"]}
+LACKS = {"id": "A1", "name": "X", "state": "incomplete", "lacks": ["hidden artefacts"]}
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ LACKS = {"id": "A1", "name": "X", "state": "incomplete", "lacks": ["evolved chec
     [
         ({**WORKS, "state": "work"}, "Did you mean 'works'"),
         ({**WORKS, "yaml": ["gigp"]}, "Did you mean 'gigpo'"),
-        ({**WORKS, "lacks": ["evolved checks"]}, "'works' does not allow 'lacks'"),
+        ({**WORKS, "lacks": ["hidden artefacts"]}, "'works' does not allow 'lacks'"),
         ({"id": "A1", "name": "X", "state": "scripted"}, "requires 'yaml'"),
-        ({**LACKS, "lacks": ["evolved cheks"]}, "Did you mean 'evolved checks'"),
+        ({**LACKS, "lacks": ["hidden artefcts"]}, "Did you mean 'hidden artefacts'"),
         ({**LACKS, "components": ["advantage_estimator grup"]}, "Did you mean 'group'"),
         (
             {**LACKS, "components": ["advantage_estimators group"]},
