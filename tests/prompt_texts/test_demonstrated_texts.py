@@ -50,9 +50,9 @@ def test_what_is_read_is_context_and_not_in_the_loss(collected):
         data = episode_data(episode)
         turns = episode.get_extra_model_outputs("turn")
         assert "Example:" in renderer.tokenizer.decode(turns[0].prompt_ids)
-        replies = [renderer.encode_reply(a) for a in episode.get_actions()]
-        sampled = np.concatenate(replies)
-        assert list(np.asarray(data.ids)[np.asarray(data.sampled)]) == list(sampled)
+        for turn, reply in zip(turns, episode.get_actions(), strict=True):
+            assert list(turn.action_ids) == list(renderer.encode_reply(str(reply)))
+        assert data.num_sampled == sum(len(turn.action_ids) for turn in turns)
 
 
 @pytest.mark.ray

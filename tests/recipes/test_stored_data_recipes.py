@@ -220,6 +220,11 @@ def test_android_gen_cuts_trajectories_after_the_last_accepted_step():
     assert [r.masked_turns for r in results] == [{1, 3, 4}, {0, 1}, frozenset()]
 
 
+def tokens_of(episode):
+    turns = episode.get_extra_model_outputs("turn")
+    return tuple(tuple(map(int, turn.action_ids)) for turn in turns)
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_android_gen_trains_accepted_steps_alone(ray_session, tmp_path):
@@ -238,19 +243,18 @@ def test_android_gen_trains_accepted_steps_alone(ray_session, tmp_path):
     sampled = [algo.collect() for _ in range(2)][1]
     algo.stop()
     answers = {
-        tuple(t.completions): t.answers_of("critic") for t in sampled.trajectories
+        tokens_of(episode): trajectory.answers_of("critic")
+        for episode, trajectory in zip(sampled, sampled.trajectories, strict=True)
     }
     config = imitate.build_config()
     config.resolved_model = model
     config.earlier_stages = {"collect": str(tmp_path / "collect")}
     algo = config.build_algo()
     trained = algo.collect()
-    known = [e for e in trained if tuple(e.get_actions()) in answers]
+    known = [e for e in trained if tokens_of(e) in answers]
     assert known
     for episode in known:
-        refused = [
-            i for i, v in enumerate(answers[tuple(episode.get_actions())]) if not v
-        ]
+        refused = [i for i, v in enumerate(answers[tokens_of(episode)]) if not v]
         assert episode_data(episode).masked_turns == set(refused)
     module = algo.learner_group._learner.module["default_policy"]
     before = {n: p.detach().clone() for n, p in module.named_parameters()}
