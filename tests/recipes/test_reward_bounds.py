@@ -53,7 +53,11 @@ def recipes_with_rewards(*, of_teams=False):
         if ("multi_agent" in recipe) != of_teams:
             continue
         own = ("rewards", "reward_transforms")
-        stages = [s for s in recipe.get("stages", ()) if set(own) & set(_rollouts(s))]
+        stages = [
+            stage
+            for stage in recipe.get("stages", ())
+            if set(own) & set(_rollouts(stage)) and "assistants" not in _rollouts(stage)
+        ]
         found += [f"{path.stem}/{stage['name']}" for stage in stages]
         if set(own) & set(_rollouts(recipe)):
             found.append(path.stem)
