@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllib_llm.algorithms.pref.pairs import PreferencePair, pairs_of_episodes
 from rllib_llm.data.episode_data import PAIR, SAMPLED, episode_data
 from rllib_llm.data.types import StopPolicy
 from rllib_llm.rllib_bases import RLlibAlgorithm
+
+if TYPE_CHECKING:
+    from rllib_llm.data.sampled_episodes import SampledEpisodes
+    from rllib_llm.types import Episode
 
 
 class MixesPairs(RLlibAlgorithm):
@@ -16,7 +20,7 @@ class MixesPairs(RLlibAlgorithm):
     Put it before the Algorithm class in the bases.
     """
 
-    def with_stored(self, episodes: Any) -> list[Any]:
+    def with_stored(self, episodes: SampledEpisodes) -> list[Any]:
         """Return the episodes to train on, with the pairs of sampled ones."""
         joined: list[Any] = super().with_stored(episodes)  # type: ignore[misc]
         # A mixin: the Algorithm and the settings come with the other bases.
@@ -36,7 +40,7 @@ class MixesPairs(RLlibAlgorithm):
         return [*joined, *pairs]
 
 
-def _is_compared(episode: Any) -> bool:
+def _is_compared(episode: Episode) -> bool:
     data = episode_data(episode)
     return data.source == SAMPLED and data.stop_policy is not StopPolicy.MASK
 

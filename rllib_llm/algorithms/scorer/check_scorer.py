@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from rllib_llm.algorithms.config.without_effect import refuse_without_effect
 from rllib_llm.algorithms.scorer.scorer_settings import PROCESS, VTRACE, ScorerSettings
@@ -197,7 +197,7 @@ def _check_critics(config: ScoredConfig) -> None:
         refuse_without_effect(config, _OF_DISCOUNTED, why)
     if loss == VTRACE:
         if config.uses_replay:
-            _check_replayed_turns(config)
+            _check_replayed_turns(cast("GRPOConfig", config))
     else:
         why = f"it is for scorer.loss={VTRACE!r}. Leave it out."
         refuse_without_effect(config, _OF_VTRACE, why)
@@ -209,7 +209,7 @@ def _check_critics(config: ScoredConfig) -> None:
         )
 
 
-def _check_replayed_turns(config: Any) -> None:
+def _check_replayed_turns(config: GRPOConfig) -> None:
     """Check that V-trace alone makes and weighs the advantages of replayed turns."""
     makers = (
         config.replay_advantages,
@@ -234,7 +234,7 @@ def _check_replayed_turns(config: Any) -> None:
         )
 
 
-def _name_of(spec: Any) -> Any:
+def _name_of(spec: object) -> object:
     """Return the name of the only component, if it has no settings; else None."""
     if isinstance(spec, list | tuple):
         spec = spec[0] if len(spec) == 1 else None
