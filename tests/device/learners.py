@@ -278,8 +278,8 @@ def count_waits(accelerator, name: str, turns: int = 1) -> dict[str, Any]:
     with accelerator.host_syncs() as syncs:
         syncs.phase = REST
         learner._backward = syncs.during(PASSES, counted_backward)
-        if hasattr(learner, "_weigh"):  # Pref's pass before each step
-            learner._weigh = syncs.during(PASSES, learner._weigh)
+        # The pass of a preference loss before each step.
+        learner.weigh_units = syncs.during(PASSES, learner.weigh_units)
         # RLlib keeps the method under this name when it builds the Learner.
         learner._possibly_compiled_update = syncs.during(STEPS, counted_step)
         update(learner, case.episodes)
