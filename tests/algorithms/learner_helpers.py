@@ -48,6 +48,16 @@ def policy(learner):
     return learner.module[DEFAULT_MODULE_ID].unwrapped()
 
 
+def moved(config):
+    """A learner whose policy is neither the reference nor the one that sampled."""
+    learner = make_learner(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in policy(learner).lm.parameters():
+            p += 0.02 * torch.randn(p.shape, generator=generator)
+    return learner
+
+
 def weights(learner):
     return {n: p.detach().clone() for n, p in policy(learner).named_parameters()}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from learner_helpers import fake_episode, gradients, make_config, make_learner, policy
+from learner_helpers import fake_episode, gradients, make_config, moved
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from setting_pairs import conversations
 
@@ -139,11 +139,7 @@ def joined(config: GRPOConfig) -> list[Any]:
 
 def gradient_with(config: GRPOConfig, source: str) -> Any:
     """Return the gradient of two sampled episodes and two of another source."""
-    learner = make_learner(config)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in policy(learner).lm.parameters():
-            p += 0.02 * torch.randn(p.shape, generator=generator)
+    learner = moved(config)
     episodes = [fake_episode(n) for n in range(4)]
     for n, episode in enumerate(episodes):
         data = episode_data(episode)

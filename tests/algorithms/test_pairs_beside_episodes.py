@@ -9,8 +9,7 @@ from learner_helpers import (
     fake_episode,
     gradients,
     make_config,
-    make_learner,
-    policy,
+    moved,
     update,
 )
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -31,16 +30,6 @@ DPO = {"name": "dpo", "beta": 0.5}
 def config_of(preferences=None, **training):
     config = make_config(GRPOConfig, **{"micro_batch_tokens": 64, **training})
     return config.preferences(**{"loss": DPO, **(preferences or {})})
-
-
-def moved(config):
-    """A learner whose policy is neither the reference nor the one that sampled."""
-    learner = make_learner(config)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in policy(learner).lm.parameters():
-            p += 0.02 * torch.randn(p.shape, generator=generator)
-    return learner
 
 
 def played(count=6):

@@ -12,8 +12,7 @@ from learner_helpers import (
     fake_episode,
     gradients,
     make_config,
-    make_learner,
-    policy,
+    moved,
     update,
 )
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
@@ -37,16 +36,6 @@ MODULE = "default_policy"
 def config_of(replay=None, **training):
     config = make_config(GRPOConfig, **{"micro_batch_tokens": 64, **training})
     return config.replay(**{"episodes_per_iteration": 4, **(replay or {})})
-
-
-def moved(config):
-    """A learner whose policy is not the one that sampled."""
-    learner = make_learner(config)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in policy(learner).lm.parameters():
-            p += 0.02 * torch.randn(p.shape, generator=generator)
-    return learner
 
 
 def episodes_of(first, count=4, source="sampled"):

@@ -181,7 +181,7 @@ def slow_vtrace(learner, episode):
         gap = now[start : start + size].sum() - np.sum(turn.action_logps)
         ratios.append(float(np.exp(gap)))
         start += size
-    rewards, plain = list(episode.get_rewards()), [*(float(x) for x in v), 0.0]
+    rewards, plain = list(episode.get_rewards()), [*(float(x.detach()) for x in v), 0.0]
     targets, after, correction = [0.0] * len(v), 0.0, 0.0
     advantages = [0.0] * len(v)
     for h in reversed(range(len(v))):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rllib_llm.algorithms.pref.pairs import PreferencePair, pairs_of_episodes
-from rllib_llm.data.episode_data import PAIR, SAMPLED, episode_data
+from rllib_llm.data.episode_data import PAIR, episode_data
 from rllib_llm.data.types import StopPolicy
 from rllib_llm.rllib_bases import RLlibAlgorithm
 
 if TYPE_CHECKING:
     from rllib_llm.data.sampled_episodes import SampledEpisodes
-    from rllib_llm.types import Episode
 
 
 class MixesPairs(RLlibAlgorithm):
@@ -29,7 +28,7 @@ class MixesPairs(RLlibAlgorithm):
         if not config.mixes_pairs:
             return joined
         pairs = pairs_of_episodes(
-            [e for e in episodes if _is_compared(e)],
+            [e for e in episodes if episode_data(e).stop_policy is not StopPolicy.MASK],
             match=config.preference_match,
             margin=config.preference_margin,
             max_pairs_per_task=config.preference_max_pairs_per_task,
@@ -38,11 +37,6 @@ class MixesPairs(RLlibAlgorithm):
             _mark(pair)
         algo.metrics.log_value("num_pairs", len(pairs), reduce="sum")
         return [*joined, *pairs]
-
-
-def _is_compared(episode: Episode) -> bool:
-    data = episode_data(episode)
-    return data.source == SAMPLED and data.stop_policy is not StopPolicy.MASK
 
 
 def _mark(pair: PreferencePair) -> None:

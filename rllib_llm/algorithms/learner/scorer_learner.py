@@ -12,6 +12,7 @@ from ray.rllib.core.columns import Columns
 
 from rllib_llm.algorithms.learner.causal_learner import CausalWeightsMixin
 from rllib_llm.algorithms.learner.turn_critic_learner import TurnCriticMixin
+from rllib_llm.algorithms.scorer.scorer_settings import VTRACE
 from rllib_llm.connectors.learner.score_rows import add_old_logps, on_device
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.connectors.pipelines import row_settings
@@ -70,7 +71,10 @@ class ScorerMixin(CausalWeightsMixin, TurnCriticMixin):
         batch = self._scorer_rows(rl_module=self.module, batch={}, episodes=list(units))
         data = on_device(batch[SCORER_MODULE], self._device)
         # Minibatches expect this column; a scorer samples nothing.
-        add_old_logps(data, torch.zeros_like(data[columns.BEHAVIOUR_LOGP]))
+        logps = torch.zeros_like(data[columns.BEHAVIOUR_LOGP])
+        if self._settings.scorer_loss == VTRACE:
+            logps = self.policy_logps(data)
+        add_old_logps(data, logps)
         return data
 
     def _whole_units(self, data: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -109,12 +113,10 @@ class ScorerMixin(CausalWeightsMixin, TurnCriticMixin):
         Args:
             shard: Whole episodes.
         """
-        data = self._data_of(shard)
         scores: list[list[float]] = [[] for _ in shard]
-        if data is None:
-            return scores
         with self.in_update():
-            for part in self._whole_units(data):
+            data = self._data_of(shard)
+            for part in () if data is None else self._whole_units(data):
                 ends, computed = self._turn_scores(part)
                 values = computed.tolist()
                 owners = ends.episodes
@@ -141,10 +143,10 @@ class ScorerMixin(CausalWeightsMixin, TurnCriticMixin):
             stable_seed(run, SCORER_MODULE, iteration, epoch)
             for epoch in range(settings.scorer_num_epochs)
         ]
-        columns_of = self._data_of(shard)
-        data = {} if columns_of is None else {SCORER_MODULE: columns_of}
         size = settings.scorer_minibatch_size
         with self.in_update():
+            columns_of = self._data_of(shard)
+            data = {} if columns_of is None else {SCORER_MODULE: columns_of}
             for minibatch in self._minibatches(data, seeds, size, 1):
                 self._uncompiled_update(minibatch.policy_batches)
                 self._update_target_network()

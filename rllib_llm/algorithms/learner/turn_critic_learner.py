@@ -11,7 +11,7 @@ from ray.rllib.core.columns import Columns
 from rllib_llm.algorithms.learner.score_losses import ScoreLossesMixin
 from rllib_llm.algorithms.scorer.scorer_settings import VTRACE
 from rllib_llm.data import columns
-from rllib_llm.data.micro_batches import trained_places
+from rllib_llm.data.micro_batches import micro_batches, trained_places
 from rllib_llm.data.turn_ends import TurnEnds, turns_of_tokens
 from rllib_llm.losses.turn_value_losses import (
     success_advantages,
@@ -78,18 +78,32 @@ class TurnCriticMixin(ScoreLossesMixin):
         return (of_q + of_v).sum()
 
     @torch.no_grad()
+    def policy_logps(self, data: dict[str, Any]) -> torch.Tensor:
+        """Return the log-probabilities of rows under the policy as it is. [B, T]
+
+        The policy stays as it is while the scorer is updated.
+        """
+        (module_id,) = self.config.trained_module_ids
+        module = self.module[module_id].unwrapped()
+        logps = torch.zeros_like(data[columns.BEHAVIOUR_LOGP])
+        for index, part in micro_batches(
+            data, self.config.micro_batch_tokens, packing=self.config.packing
+        ):
+            computed = module.forward_train(part)[Columns.ACTION_DIST_INPUTS][..., 0]
+            # Micro-batches are cut to their longest row.
+            logps[index, : computed.shape[1]] = computed.to(logps.dtype)
+        return logps
+
     def _vtrace(
         self, part: dict[str, Any], ends: TurnEnds, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return targets, advantages and clipped turns, for the current policy. [M]"""
-        (module_id,) = self.config.trained_module_ids
-        out = self.module[module_id].unwrapped().forward_train(part)
         where = trained_places(part)
-        logp = out[Columns.ACTION_DIST_INPUTS][..., 0][where]
+        gaps = (part[Columns.ACTION_LOGP] - part[columns.BEHAVIOUR_LOGP])[where]
         log_ratios = torch.zeros_like(values).index_add_(
             0,
             upload(turns_of_tokens(part), self._device),
-            (logp - part[columns.BEHAVIOUR_LOGP][where]).to(values.dtype),
+            gaps.to(values.dtype),
         )
         rewards, after = self._steps(part, ends)
         threshold = self._settings.scorer_clip_rho_threshold
