@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from rllib_llm import compat
 from rllib_llm.errors import ModelError
-from rllib_llm.pictures.features import adapted_part
+from rllib_llm.pictures.features import has_vision, parameters_outside, text_trunk
 from rllib_llm.pictures.spec import reads_pictures, refused_family
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ def check_all_linear(model: nn.Module) -> None:
     Raises:
         ModelError: If the model has such tensors.
     """
-    fused = fused_experts(adapted_part(model))
+    fused = fused_experts(text_trunk(model) if has_vision(model) else model)
     if not fused:
         return
     share = sum(fused.values()) / sum(math.prod(p.shape) for p in model.parameters())
@@ -107,7 +109,7 @@ def check_all_linear(model: nn.Module) -> None:
         f"{type(model).__name__} without adapters: {share:.0%} of its weights are in "
         f"tensors that are not linear layers ({', '.join(leaves)}). To adapt only the "
         "linear layers, list them: "
-        f"target_modules: [{', '.join(linear_layer_names(adapted_part(model)))}]."
+        f"target_modules: [{', '.join(_text_layer_names(model))}]."
     )
 
 
@@ -128,16 +130,37 @@ def uses_flash_attention(config: PretrainedConfig) -> bool:
     return "flash" in (config._attn_implementation or "")
 
 
-def linear_layer_names(model: nn.Module) -> list[str]:
-    """Return the distinct leaf names of linear layers without the output head."""
+def _text_layer_names(model: nn.Module) -> list[str]:
+    vision = {id(p) for p in parameters_outside(model, ["text"])}
+    return linear_layer_names(model, vision)
+
+
+def linear_layer_names(
+    model: nn.Module, outside: Collection[int] = frozenset()
+) -> list[str]:
+    """Return the distinct leaf names of :func:`linear_layers`."""
+    return sorted({n.rsplit(".", 1)[-1] for n in linear_layers(model, outside)})
+
+
+def linear_layers(
+    model: nn.Module, outside: Collection[int] = frozenset()
+) -> list[str]:
+    """Return the names of linear layers without the output head.
+
+    Args:
+        model: A causal or vision-language model.
+        outside: Ids of parameters whose layers do not count.
+    """
     # Adapters on the output layer would need [vocabulary, rank] parameters and are not
     # usual; PEFT's "all-linear" omits it, too.
     head = model.get_output_embeddings()
     kinds = (nn.Linear, *compat.conv1d_classes())
-    return sorted(
-        {
-            name.rsplit(".", 1)[-1]
-            for name, module in model.named_modules()
-            if isinstance(module, kinds) and module is not head
-        }
-    )
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, kinds)
+        # PyTorch reads its weight without calling it: an adapter has no effect.
+        and not isinstance(module, NonDynamicallyQuantizableLinear)
+        and module is not head
+        and id(module.weight) not in outside
+    ]

@@ -10,6 +10,7 @@ from torch import nn
 
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules import loading
+from rllib_llm.modules.lora import is_adapter
 from rllib_llm.pictures.features import vision_parameters
 from rllib_llm.pictures.spec import copy_processor
 
@@ -31,7 +32,7 @@ def save_policy(module: LLMRLModule, folder: Path, *, merged: bool) -> None:
                 "merged=False exports a LoRA adapter, but this policy was trained "
                 "without LoRA. Export it merged."
             )
-        if any(p.requires_grad for p in vision_parameters(module.lm)):
+        if _is_vision_trained_itself(module.lm):
             raise ConfigError(
                 "merged=False exports a LoRA adapter alone, but this policy's vision "
                 "tower or projector was trained as well. Export it merged, or train "
@@ -45,6 +46,14 @@ def save_policy(module: LLMRLModule, folder: Path, *, merged: bool) -> None:
     loading.load_tokenizer(module.model_config["model"]).save_pretrained(folder)
     copy_processor(module.model_config["model"], folder)
     _share_weights(folder)
+
+
+def _is_vision_trained_itself(lm: nn.Module) -> bool:
+    """Return whether weights of tower or projector are trained beside adapters."""
+    vision = {id(p) for p in vision_parameters(lm) if p.requires_grad}
+    return any(
+        id(p) in vision and not is_adapter(name) for name, p in lm.named_parameters()
+    )
 
 
 def _share_weights(folder: Path) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, TypedDict, overload
 
 import torch
-from annotated_types import Interval
+from annotated_types import Interval, MinLen
 from torch import nn
 
 from rllib_llm import compat
 from rllib_llm.errors import MissingExtraError, ModelError
-from rllib_llm.modules.architectures import check_all_linear, linear_layer_names
-from rllib_llm.pictures.features import adapted_part, vision_parameters
+from rllib_llm.modules.architectures import (
+    check_all_linear,
+    linear_layer_names,
+    linear_layers,
+)
+from rllib_llm.pictures.families import AdaptedPart
+from rllib_llm.pictures.features import parameters_outside, vision_parameters
 from rllib_llm.schema import PositiveFloat, PositiveInt, require
 
 
@@ -26,6 +31,7 @@ class LoraSettings(TypedDict, total=False):
     alpha: PositiveFloat
     dropout: Annotated[float, Interval(ge=0, lt=1)]
     target_modules: str | list[str]
+    parts: Annotated[list[AdaptedPart], MinLen(1)]
 
 
 LORA_DEFAULTS: LoraSettings = {
@@ -33,6 +39,7 @@ LORA_DEFAULTS: LoraSettings = {
     "alpha": 32,
     "dropout": 0.0,
     "target_modules": "all-linear",
+    "parts": ["text"],
 }
 
 
@@ -55,13 +62,13 @@ def lora_settings(lora: dict[str, Any] | None) -> dict[str, Any] | None:
 def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
     """Inject LoRA adapters in place and freeze all other parameters.
 
-    A vision-language model gets them in its text part. Its tower and projector are
-    trained as they are, unless they are frozen already.
+    A vision-language model gets them in ``parts``. Tower and projector, if they are not
+    among these, are trained as they are, unless they are frozen already.
 
     Args:
         model: A causal language model.
         lora: ``rank``, ``alpha``, ``dropout``, ``target_modules`` (list of names or
-            ``"all-linear"``); missing ones take ``LORA_DEFAULTS``.
+            ``"all-linear"``), ``parts``; missing ones take ``LORA_DEFAULTS``.
 
     Returns:
         The ``peft.LoraConfig``.
@@ -76,18 +83,22 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
     except ImportError as error:
         raise MissingExtraError.for_extra("peft", "lora") from error
     settings = lora_settings(lora)
-    targets, part = settings["target_modules"], adapted_part(model)
+    outside = {id(p) for p in parameters_outside(model, settings["parts"])}
+    names = linear_layer_names(model, outside)
+    targets = settings["target_modules"]
     if targets == "all-linear":
         check_all_linear(model)
-        targets = linear_layer_names(part)
-    vision = {id(p) for p in vision_parameters(model)}
-    trained = {id(p) for p in vision_parameters(model) if p.requires_grad}
+        # Leaf names of towers may be numbers, which layers of other kinds have, too.
+        is_text = settings["parts"] == ["text"]
+        targets = names if is_text else linear_layers(model, outside)
+    vision = {id(p) for p in vision_parameters(model) if p.requires_grad}
+    trained = vision & outside
     config = LoraConfig(
         r=settings["rank"],
         lora_alpha=settings["alpha"],
         lora_dropout=settings["dropout"],
         target_modules=targets,
-        exclude_modules=_outside(model, vision),
+        exclude_modules=_holders(model, outside),
         # GPT-2's Conv1d stores the transposed weight, so PEFT needs this flag.
         fan_in_fan_out=any(
             isinstance(m, compat.conv1d_classes()) for m in model.modules()
@@ -100,7 +111,7 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
         raise ModelError(
             f"LoRA target_modules={settings['target_modules']!r} match no module of "
             f"{type(model).__name__}. Choose among its linear layers: "
-            f"{', '.join(linear_layer_names(part))}."
+            f"{', '.join(names)}."
         ) from error
     for name, parameter in model.named_parameters():
         # inject_adapter_in_model() does not freeze the other parameters.
@@ -111,12 +122,12 @@ def add_lora(model: nn.Module, lora: dict[str, Any]) -> Any:
     return config
 
 
-def _outside(model: nn.Module, vision: set[int]) -> str | None:
-    """Return a pattern of the layers that hold parameters of the tower or projector."""
+def _holders(model: nn.Module, parameters: Collection[int]) -> str | None:
+    """Return a pattern of the layers that hold any of these parameters (ids)."""
     names = [
         name
         for name, module in model.named_modules()
-        if any(id(p) in vision for p in module.parameters(recurse=False))
+        if any(id(p) in parameters for p in module.parameters(recurse=False))
     ]
     return "|".join(map(re.escape, names)) or None
 

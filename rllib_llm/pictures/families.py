@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Colour = tuple[float, ...]  # one number for each of red, green and blue
 FrozenPart = Literal["vision", "projector"]
 """Names that ``freeze`` has for the parts of a vision-language model."""
+AdaptedPart = Literal["text", "vision", "projector"]
+"""Parts of a vision-language model that may get LoRA adapters."""
 
 _HALF = (0.5, 0.5, 0.5)  # of SigLIP, the tower of Idefics3 and SmolVLM
 _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rllib_llm.pictures.families import FAMILIES, FrozenPart
+from rllib_llm.pictures.families import FAMILIES, AdaptedPart, FrozenPart
 from rllib_llm.pictures.placed_features import PlacedFeatures
 from rllib_llm.pictures.placement import PlacedPicture
 from rllib_llm.pictures.positions import positions_3d
@@ -37,11 +37,6 @@ def text_trunk(lm: nn.Module) -> nn.Module:
     return trunk
 
 
-def adapted_part(lm: nn.Module) -> nn.Module:
-    """Return the part of a model that LoRA adapts: its text part, or all of it."""
-    return text_trunk(lm) if has_vision(lm) else lm
-
-
 def part_parameters(lm: nn.Module, part: FrozenPart) -> Iterator[nn.Parameter]:
     """Yield the parameters of a part of a vision-language model."""
     family = FAMILIES[lm.config.model_type]
@@ -57,6 +52,24 @@ def _parameters(lm: nn.Module, names: Iterable[str]) -> Iterator[nn.Parameter]:
     for name in names:
         value = operator.attrgetter(name)(lm.base_model)
         yield from value.parameters() if isinstance(value, nn.Module) else [value]
+
+
+def parameters_outside(
+    lm: nn.Module, parts: Collection[AdaptedPart]
+) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a model that are in none of these parts.
+
+    A model of text is its text part.
+    """
+    vision = {id(p) for p in vision_parameters(lm)}
+    inside: set[int] = set()
+    for part in parts:
+        if part != "text" and has_vision(lm):
+            inside |= {id(p) for p in part_parameters(lm, part)}
+    for parameter in lm.parameters():
+        is_text = id(parameter) not in vision
+        if not ("text" in parts if is_text else id(parameter) in inside):
+            yield parameter
 
 
 def freeze(lm: nn.Module, parts: Iterable[FrozenPart]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rllib_llm.engines.vllm_pictures import check_family
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.gguf_models import is_gguf
+from rllib_llm.modules.lora import lora_settings
 from rllib_llm.modules.tiny import BUILT_MODELS
 from rllib_llm.pictures.spec import image_spec
 
@@ -49,6 +50,12 @@ def validate_pictures(config: LLMConfig) -> None:
                 f"{config.lm_model!r} reads text alone. Leave it out, or use a "
                 "vision-language model."
             )
+        if config.lm_lora and lora_settings(config.lm_lora)["parts"] != ["text"]:
+            raise ConfigError(
+                f"language_model.lora.parts={config.lm_lora['parts']} names parts of "
+                f"vision-language models, but {config.lm_model!r} reads text alone. "
+                "Leave it out, or use a vision-language model."
+            )
         return
     name = getattr(config.algo_class, "__name__", "")
     if name not in _ALGORITHMS:
@@ -56,19 +63,19 @@ def validate_pictures(config: LLMConfig) -> None:
             f"{name} does not carry pictures, and {config.lm_model!r} reads them. Use "
             f"{', '.join(_ALGORITHMS)}, or a model of text (docs/pictures.md)."
         )
-    frozen = config.resolved_freeze()
     reference_is_base = (
         config.lm_lora and config.uses_reference and not config.ref_model
     )
-    if reference_is_base and len(frozen) < 2:
+    if reference_is_base and config.trained_beside_adapters():
         raise ConfigError(
-            f"language_model.freeze={frozen} trains a part of {config.lm_model!r} "
-            "beside its adapters, but the reference policy (ref_kl_coeff, or a "
-            "component) is the model without adapters, which changes with it. Set "
-            "freeze to ['vision', 'projector'], or lora to null."
+            f"language_model.freeze={config.resolved_freeze()} trains a part of "
+            f"{config.lm_model!r} beside its adapters, but the reference policy "
+            "(ref_kl_coeff, or a component) is the model without adapters, which "
+            "changes with it. Set freeze to ['vision', 'projector'], add the part to "
+            "lora.parts, or set lora to null."
         )
     if config.generation_engine != "torch":
-        _check_vllm(config, frozen)
+        _check_vllm(config)
     for setting, value, remedy in _unsupported(config):
         raise ConfigError(
             f"{setting}={value!r} does not carry pictures, and {config.lm_model!r} "
@@ -76,7 +83,7 @@ def validate_pictures(config: LLMConfig) -> None:
         )
 
 
-def _check_vllm(config: LLMConfig, frozen: list[str]) -> None:
+def _check_vllm(config: LLMConfig) -> None:
     """Check that vLLM can sample with a policy that reads pictures.
 
     Raises:
@@ -92,11 +99,20 @@ def _check_vllm(config: LLMConfig, frozen: list[str]) -> None:
     spec = image_spec(config.resolved_model or config.lm_model)
     assert spec is not None  # it reads pictures
     check_family(spec.family, engine)
-    if config.lm_lora and len(frozen) < 2:
+    if not config.lm_lora:
+        return
+    if config.trained_beside_adapters():
         raise ConfigError(
-            f"language_model.freeze={frozen} trains a part of {config.lm_model!r} "
-            f"beside its adapters, but engine={engine!r} gets the adapters alone. Set "
-            "freeze to ['vision', 'projector'], lora to null, or use engine='torch'."
+            f"language_model.freeze={config.resolved_freeze()} trains a part of "
+            f"{config.lm_model!r} beside its adapters, but engine={engine!r} gets the "
+            "adapters alone. Set freeze to ['vision', 'projector'], lora to null, or "
+            "use engine='torch'."
+        )
+    parts = lora_settings(config.lm_lora)["parts"]
+    if parts != ["text"]:
+        raise ConfigError(
+            f"language_model.lora.parts={parts}, but engine={engine!r} adapts the text "
+            "part alone. Set it to ['text'], or use engine='torch'."
         )
 
 

@@ -24,6 +24,7 @@ from rllib_llm.envs.mixture_members import (
     read_members,
 )
 from rllib_llm.modules.gguf_models import is_gguf
+from rllib_llm.modules.lora import lora_settings
 from rllib_llm.modules.tiny import BUILT_MODELS
 
 if TYPE_CHECKING:
@@ -160,6 +161,12 @@ class DerivedSettings(
         if not self.chat_renderer().pictures:
             return []
         return ["vision", "projector"] if self.lm_lora else ["vision"]
+
+    def trained_beside_adapters(self) -> list[str]:
+        """Return the parts whose weights are trained although there are adapters."""
+        adapted = lora_settings(self.lm_lora or {})["parts"]
+        still = {*self.resolved_freeze(), *adapted}
+        return [part for part in ("vision", "projector") if part not in still]
 
     def sampling_params(self, *, explore: bool) -> dict[str, Any]:
         """Return the SamplingParams keywords that do not depend on the request."""

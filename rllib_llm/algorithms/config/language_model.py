@@ -60,7 +60,7 @@ class LanguageModelSettings(DeclaredSettings):
     lm_lora: dict[str, Any] | None = setting(
         None,
         """None trains all weights; a dict trains adapters only: ``rank``, ``alpha``,
-        ``dropout``, ``target_modules``.""",
+        ``dropout``, ``target_modules``, ``parts``.""",
         kind=LoraSettings | None,
     )
     lm_tiny: dict[str, Any] = setting(
