@@ -24,6 +24,7 @@ from rllib_llm.data.types import (
     Task,
     Turn,
 )
+from rllib_llm.pictures.png import packed, packed_refs, unpacked, unpacked_refs
 
 
 class RecordedPart:
@@ -54,6 +55,7 @@ class RecordedPart:
             masked_turns=frozenset(record["masked_turns"]),
             advantage=record["advantage"],
         )
+        data.pictures = unpacked(record.get("pictures", ()))
         for turn in self._turns:
             data.enter_conversation(turn.conversation)
             data.record(turn)
@@ -109,8 +111,8 @@ class RecordedGame:
 def episode_record(episode: Any) -> dict[str, Any]:
     """Return an episode as values that :mod:`rllib_llm.json_state` encodes.
 
-    Texts, ids of RLlib and durations are left out: Learners read tokens, and runs with
-    the same seed have the same records.
+    Pictures are PNG files. Texts, ids of RLlib and durations are left out: Learners
+    read tokens, and runs with the same seed have the same records.
 
     Args:
         episode: A finished episode, or one made by :func:`recorded_episode`.
@@ -133,7 +135,7 @@ def recorded_episode(record: dict[str, Any]) -> RecordedPart | RecordedGame:
 
 def _part_record(part: Any) -> dict[str, Any]:
     data = episode_data(part)
-    return {
+    record = {
         "agent_id": part.agent_id or DEFAULT_AGENT_ID,
         "module_id": part.module_id or DEFAULT_MODULE_ID,
         "agent_index": data.agent_index,
@@ -148,12 +150,17 @@ def _part_record(part: Any) -> dict[str, Any]:
             _turn_record(turn) for turn in part.get_extra_model_outputs(columns.TURN)
         ],
     }
+    if data.pictures:
+        record["pictures"] = packed(data.pictures)
+    return record
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:
     fields = {f.name: getattr(turn, f.name) for f in dataclasses.fields(Turn)}
     del fields["seconds"]
-    if not turn.images:  # as records of text were before there were pictures
+    if turn.images:
+        fields["images"] = packed_refs(turn.images)
+    else:  # as records of text were before there were pictures
         del fields["images"]
     if turn.allowed is None:
         del fields["allowed"]
@@ -170,6 +177,7 @@ def _turn(record: dict[str, Any]) -> Turn:
         **{
             **record,
             "finish": FinishReason(record["finish"]),
+            "images": unpacked_refs(record.get("images", ())),
             "choice": None if choice is None else Choice(*choice),
         }
     )

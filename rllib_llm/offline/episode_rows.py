@@ -9,6 +9,9 @@ from typing import Any
 
 from rllib_llm.data.types import FinishReason, Message, StopReason
 from rllib_llm.envs.dataset.dataset_rows import RowError
+from rllib_llm.pictures.contract import IMAGES, PLACEHOLDER, Pictures
+from rllib_llm.pictures.placement import PictureRef
+from rllib_llm.pictures.png import unpacked, unpacked_refs
 from rllib_llm.schema import show
 
 VERSION = 1
@@ -32,6 +35,7 @@ class StoredTurn:
         extends: Whether earlier tokens of the conversation are a prefix.
         action_ids: Sampled tokens; None without tokens.
         action_logps: Their log-probabilities in nats; None where they are unknown.
+        images: Pictures of the prompt, with places in ``prompt_ids``.
     """
 
     messages: list[Message]
@@ -45,6 +49,7 @@ class StoredTurn:
     extends: bool = True
     action_ids: list[int] | None = None
     action_logps: list[float] | None = None
+    images: tuple[PictureRef, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class StoredAgent:
         agent_index: Number of the agent in its environment's declared order.
         tools: JSON schemas of the tools that the template presents.
         tokenizer: Fingerprint of the tokenizer of the ids; None without ids.
+        pictures: Pictures that messages and turns name by their digests.
     """
 
     turns: list[StoredTurn]
@@ -64,6 +70,7 @@ class StoredAgent:
     agent_index: int = 0
     tools: list[dict[str, Any]] | None = None
     tokenizer: str | None = None
+    pictures: Pictures = dataclasses.field(default_factory=dict)
 
     @property
     def has_ids(self) -> bool:
@@ -154,13 +161,56 @@ def _agent(raw: Any, where: str) -> StoredAgent:
             f"{where} has ids, but no 'tokenizer', the fingerprint that tells whose "
             "they are. Add it, or leave the ids out."
         )
+    pictures = _pictures(raw, where)
+    _check_digests(read, pictures, where)
     return StoredAgent(
         read,
         _get(raw, "agent_id", None, str, "a text", where),
         _get(raw, "agent_index", 0, int, "a whole number", where),
         _tools(raw.get("tools"), where),
         tokenizer,
+        pictures,
     )
+
+
+def _pictures(raw: Mapping[str, Any], where: str) -> Pictures:
+    """Return the pictures of an agent by digest."""
+    given = _get(raw, "pictures", None, list, "a list of pictures", where)
+    try:
+        return unpacked(given or ())
+    except (KeyError, TypeError, ValueError) as error:
+        raise RowError(
+            f"{where}.pictures must have 'digest' and 'png' of each picture: {error}"
+        ) from None
+
+
+def _check_digests(turns: Sequence[StoredTurn], pictures: Pictures, where: str) -> None:
+    """Check that every picture that a turn names is there."""
+    for number, turn in enumerate(turns):
+        named = [ref.digest for ref in turn.images]
+        for message in turn.messages:
+            names = message.get(IMAGES, "").split()
+            _check_places(message["content"], names, f"{where}.turns[{number}]")
+            named += names
+        missing = [name for name in named if name not in pictures]
+        if missing:
+            raise RowError(
+                f"{where}.turns[{number}] shows the picture {missing[0]}, which is not "
+                f"among {where}.pictures."
+            )
+
+
+def _check_places(text: str, names: Sequence[str], where: str) -> None:
+    """Check that a message of a file marks the place of each of its pictures.
+
+    Raises:
+        RowError: It has another number of placeholders.
+    """
+    if names and text.count(PLACEHOLDER) != len(names):
+        raise RowError(
+            f"{where} has a message with {len(names)} pictures and "
+            f"{text.count(PLACEHOLDER)} times {PLACEHOLDER!r}; both must be equal."
+        )
 
 
 def _turn(raw: Any, where: str) -> StoredTurn:
@@ -192,7 +242,19 @@ def _turn(raw: Any, where: str) -> StoredTurn:
         extends=_get(raw, "extends", True, bool, "true or false", where),
         action_ids=action,
         action_logps=logps,
+        images=_refs(raw, where),
     )
+
+
+def _refs(raw: Mapping[str, Any], where: str) -> tuple[PictureRef, ...]:
+    given = _get(raw, "images", None, list, "a list of places", where)
+    try:
+        return unpacked_refs(given or ())
+    except (KeyError, TypeError) as error:
+        raise RowError(
+            f"{where}.images must have 'digest', 'start' and 'count' of each picture: "
+            f"{error}"
+        ) from None
 
 
 def _messages(raw: Mapping[str, Any], where: str) -> list[Message]:
@@ -206,6 +268,11 @@ def _messages(raw: Mapping[str, Any], where: str) -> list[Message]:
             raise RowError(
                 f"{where}.messages[{number}]={show(message, 60)} must be an object "
                 f"with 'role' (one of {', '.join(ROLES)}) and 'content', a text."
+            )
+        if not isinstance(message.get(IMAGES) or "", str):
+            raise RowError(
+                f"{where}.messages[{number}].{IMAGES}={show(message[IMAGES], 40)} must "
+                "be a text: the digests of its pictures, with spaces between them."
             )
     # Parquet fills the keys that other messages have.
     return [{k: v for k, v in each.items() if v is not None} for each in given]

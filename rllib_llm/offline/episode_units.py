@@ -18,6 +18,7 @@ from rllib_llm.data.types import StopPolicy, Task
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.episode_rows import StoredAgent, StoredEpisode, StoredTurn
 from rllib_llm.offline.written_turns import written_part
+from rllib_llm.pictures.png import packed_refs
 
 logger = logging.getLogger("rllib_llm")
 
@@ -54,8 +55,14 @@ def _part(
     renderer: ChatRenderer,
     system_prompt: str | None,
 ) -> RecordedPart | SingleAgentEpisode:
+    if agent.pictures and renderer.pictures is None:
+        raise ConfigError(
+            f"episode {stored.id!r} shows pictures, but the policy's model reads text "
+            "alone. Use language_model.model='tiny-vlm' or a folder of a "
+            "vision-language model, or files without pictures."
+        )
     ours = tokenizer_fingerprint(renderer.tokenizer)
-    if agent.has_ids and agent.tokenizer == ours:
+    if agent.has_ids and agent.tokenizer == ours and _has_places(agent, renderer):
         return _recorded(stored, agent, renderer)
     for number, turn in enumerate(agent.turns):
         if not turn.messages:
@@ -71,11 +78,24 @@ def _part(
             agent.tokenizer,
             ours,
         )
-    part = written_part(agent.turns, renderer, system_prompt, tools=agent.tools)
+    part = written_part(
+        agent.turns,
+        renderer,
+        system_prompt,
+        tools=agent.tools,
+        pictures=agent.pictures,
+    )
     if agent.agent_id is not None:
         part.agent_id, part.module_id = agent.agent_id, DEFAULT_MODULE_ID
         episode_data(part).agent_index = agent.agent_index
     return part
+
+
+def _has_places(agent: StoredAgent, renderer: ChatRenderer) -> bool:
+    """Return whether pictures have as many tokens as this model's."""
+    spec = renderer.pictures
+    count = 0 if spec is None else spec.count
+    return all(ref.count == count for turn in agent.turns for ref in turn.images)
 
 
 def _recorded(
@@ -105,6 +125,7 @@ def _recorded(
     }
     part = RecordedPart(stored.id or "stored", record, _NO_TASK)
     data = episode_data(part)
+    data.pictures = dict(agent.pictures)
     last = agent.turns[-1].conversation
     for turn in agent.turns:
         if turn.conversation == last:
@@ -124,6 +145,7 @@ def _turn_fields(turn: StoredTurn) -> dict[str, Any]:
         "action_logps": np.zeros(len(turn.action_ids), np.float32)
         if logps is None
         else np.asarray(logps, np.float32),
+        "images": packed_refs(turn.images),
         "finish": turn.finish,
         "env_t": turn.step,
         "conversation": turn.conversation,

@@ -21,8 +21,13 @@ def conversations(agent: StoredAgent) -> list[list[dict[str, Any]]]:
     """Return an agent's conversations as messages, ``train`` with untrained replies.
 
     Raises:
-        ConfigError: A turn has tokens alone.
+        ConfigError: A turn has tokens alone, or the agent sees pictures.
     """
+    if agent.pictures:
+        raise ConfigError(
+            "The episodes show pictures, which rows of messages do not hold. Export "
+            "the run as 'episodes'."
+        )
     by_number: dict[int, list[dict[str, Any]]] = {}
     for turn in agent.turns:
         messages = by_number.setdefault(turn.conversation, [])

@@ -14,6 +14,7 @@ from rllib_llm.data.episode_data import EpisodeData, agent_episodes, episode_dat
 from rllib_llm.data.model_calls import MODEL_REQUEST
 from rllib_llm.data.types import Message, Turn
 from rllib_llm.offline.episode_rows import VERSION
+from rllib_llm.pictures.png import packed, packed_refs
 
 
 def episode_row(
@@ -74,7 +75,7 @@ def _agent_row(
     module_id = part.module_id or DEFAULT_MODULE_ID
     masked = untrained.get(data.agent_index, ())
     texts = _texts_of_turns(part, turns, data)
-    return {
+    row = {
         "agent_id": part.agent_id,
         "module_id": module_id,
         "agent_index": data.agent_index,
@@ -93,6 +94,9 @@ def _agent_row(
             )
         ],
     }
+    if data.pictures:  # rows of text are as they were before there were pictures
+        row["pictures"] = packed(data.pictures)
+    return row
 
 
 def _tokens(turn: Turn) -> dict[str, Any]:
@@ -101,6 +105,7 @@ def _tokens(turn: Turn) -> dict[str, Any]:
     if turn.choice is None:
         # The shortest text that is read as the same number.
         logps = [float(str(logp)) for logp in np.asarray(turn.action_logps, np.float32)]
+    images = {"images": packed_refs(turn.images)} if turn.images else {}
     return {
         "finish": turn.finish.value,
         "conversation": turn.conversation,
@@ -110,6 +115,7 @@ def _tokens(turn: Turn) -> dict[str, Any]:
         "extends": turn.extends,
         "action_ids": turn.action_ids.tolist(),
         "action_logps": logps,
+        **images,
     }
 
 

@@ -15,6 +15,7 @@ from rllib_llm.data.types import FinishReason, Message, Prompt, Turn
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.episode_rows import StoredTurn
+from rllib_llm.pictures.contract import Pictures
 
 
 def written_part(
@@ -23,6 +24,7 @@ def written_part(
     system_prompt: str | None = None,
     *,
     tools: list[dict[str, Any]] | None = None,
+    pictures: Pictures | None = None,
 ) -> SingleAgentEpisode:
     """Return one agent's turns of a file, rendered, as an episode with Turn records.
 
@@ -31,6 +33,7 @@ def written_part(
         renderer: Renders them.
         system_prompt: System message of conversations without one.
         tools: JSON schemas of the tools that the template presents.
+        pictures: Pictures that messages name by their digests.
 
     Raises:
         ConfigError: The template cannot list the tools.
@@ -42,6 +45,7 @@ def written_part(
         )
     episode = started_episode(_read(turns[0].messages))
     data = episode_data(episode)
+    data.pictures = dict(pictures or {})
     data.masked_turns = frozenset(i for i, t in enumerate(turns) if not t.train)
     for number, turn in enumerate(turns):
         data.enter_conversation(turn.conversation)

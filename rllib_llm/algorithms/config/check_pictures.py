@@ -138,16 +138,19 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
             "Use history='append' or 'latest'",
         ),
         (config.candidates > 1, "rollouts.candidates", config.candidates, leave_out),
+        (
+            config.save_as != "episodes",
+            "rollouts.save_as",
+            config.save_as,
+            "Use save_as='episodes'",
+        ),
     ]
     for setting, attribute in (
         ("language_model.compile", "lm_compile"),
         ("training.packing", "packing"),
         ("learners.sharding", "sharding"),
         ("sample_ahead", "sample_ahead"),
-        ("rollouts.save_episodes", "save_episodes"),
         ("rollouts.fork", "fork"),
-        ("replay.episodes_per_iteration", "replay_episodes_per_iteration"),
-        ("data.files", "data_files"),
         ("scorer.loss", "scorer_loss"),
     ):
         value = getattr(config, attribute, None)
