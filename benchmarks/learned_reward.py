@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
@@ -151,7 +152,12 @@ def true_accuracy(run: dict[str, Any], noise: float) -> float:
 
 def last_kl(run: dict[str, Any]) -> float:
     """Return the KL of the last iteration that was trained."""
-    return next(p["kl"] for p in reversed(run["curve"]) if p.get("kl") is not None)
+    return next(p["kl"] for p in reversed(run["curve"]) if has_kl(p))
+
+
+def has_kl(point: dict[str, Any]) -> bool:
+    """Return whether an iteration measured its KL; one without an update does not."""
+    return point.get("kl") is not None and not math.isnan(point["kl"])
 
 
 def plot(path: Path) -> None:
@@ -161,7 +167,7 @@ def plot(path: Path) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4), sharex=True)
     for index, reward in enumerate(REWARDS):
         for number, run in enumerate(records(reward)):
-            points = [p for p in run["curve"] if p.get("kl") is not None]
+            points = [p for p in run["curve"] if has_kl(p)]
             distance = [max(p["kl"], 0.0) ** 0.5 for p in points[1:]]
             name = reward.replace("noise_", "exchanged: ").replace(
                 "true", "true reward"

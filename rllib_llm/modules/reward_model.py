@@ -65,7 +65,9 @@ class RewardRLModule(LLMRLModule):
         packed = batch.get(columns.PACKED_ROWS)
         where = (rows, cols) if packed is None else packed.places(rows, cols)
         with self._autocast(device):
-            hidden = self._hidden(self.value_head.trunk or self.lm.base_model, batch)
+            hidden = self._row_hidden(
+                self.value_head.trunk or self.lm.base_model, batch
+            )
         return {
             columns.SCORES: self.value_head(hidden[where]),
             Columns.EMBEDDINGS: None,

@@ -45,7 +45,7 @@ class PlaceValueRLModule(LLMRLModule):
         """Return V [M], and Q [C, M] of every head."""
         ends, device = TurnEnds.of(batch), batch[columns.INPUT_IDS].device
         with self._autocast(device):
-            hidden = self._hidden(trunk, batch)
+            hidden = self._row_hidden(trunk, batch)
         packed = batch.get(columns.PACKED_ROWS)
 
         def at(cols: np.ndarray) -> torch.Tensor:

@@ -137,6 +137,12 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
             config.history,
             "Use history='append' or 'latest'",
         ),
+        (
+            getattr(config, "scorer_loss", None) == "causal",
+            "scorer.loss",
+            "causal",
+            "Use another one",
+        ),
         (config.candidates > 1, "rollouts.candidates", config.candidates, leave_out),
         (
             config.save_as != "episodes",
@@ -151,7 +157,7 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
         ("learners.sharding", "sharding"),
         ("sample_ahead", "sample_ahead"),
         ("rollouts.fork", "fork"),
-        ("scorer.loss", "scorer_loss"),
+        ("scorer.privileged", "scorer_privileged"),
     ):
         value = getattr(config, attribute, None)
         settings.append((bool(value), setting, value, leave_out))
