@@ -60,19 +60,18 @@ def test_algorithms_of_several_agents_are_accepted(kind):
         (lambda: config_of(history="rerender"), "language_model.history='rerender'"),
         (lambda: config_of(compile="eager"), "language_model.compile='eager'"),
         (lambda: grpo("training", packing=True), "training.packing=True"),
-        (lambda: grpo("rollouts", save_episodes=True), "rollouts.save_episodes=True"),
+        (
+            lambda: grpo("rollouts", save_episodes=True, save_as="corrections"),
+            "rollouts.save_as='corrections'",
+        ),
         (
             lambda: grpo("learners", num_learners=2, sharding="fsdp2"),
             "learners.sharding='fsdp2'",
         ),
-        (
-            lambda: grpo("replay", episodes_per_iteration=8),
-            "replay.episodes_per_iteration=8",
-        ),
         (lambda: grpo("rollouts", fork={"name": "arpo"}), "rollouts.fork"),
         (
-            lambda: config_of(LLMPPOConfig).scorer(loss="outcome"),
-            "scorer.loss='outcome'",
+            lambda: config_of(LLMPPOConfig).scorer(loss="causal"),
+            "scorer.loss='causal'",
         ),
     ],
 )
