@@ -6,16 +6,24 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from rllib_llm.data.types import Message
-from rllib_llm.envs.dataset.dataset_rows import RowError
+from rllib_llm.envs.dataset.dataset_rows import (
+    RowError,
+    joined_parts,
+    place_pictures,
+)
+from rllib_llm.envs.dataset.picture_files import read_picture
 from rllib_llm.offline.episode_rows import (
     ROLES,
     StoredEpisode,
+    check_places,
     is_episode,
     read_episode,
 )
+from rllib_llm.pictures.contract import IMAGES, Pictures, digest
 from rllib_llm.schema import show
 
 Parser = Callable[[bytes], Any]
@@ -29,11 +37,36 @@ class StoredConversation:
         messages: Messages in chat format; the last one is the assistant's.
         trained: Whether each reply of the assistant is trained, in order.
         tools: JSON schemas of the tools that the template presents, if there are any.
+        sources: Sources of the pictures of each message; empty without pictures.
+        pictures: The pictures by digest, which messages name; see :meth:`shown`.
     """
 
     messages: list[Message]
     trained: tuple[bool, ...]
     tools: list[dict[str, Any]] | None = None
+    sources: list[list[Any]] = dataclasses.field(default_factory=list)
+    pictures: Pictures = dataclasses.field(default_factory=dict)
+
+    def shown(self, folder: Path | None) -> StoredConversation:
+        """Return the conversation with its pictures.
+
+        Args:
+            folder: Folder that relative paths refer to; None: they are refused.
+
+        Raises:
+            RowError: A picture cannot be read.
+        """
+        if not self.sources:
+            return self
+        pictures: Pictures = {}
+        messages = []
+        for message, sources in zip(self.messages, self.sources, strict=True):
+            read = [read_picture(source, folder) for source in sources]
+            names = [digest(picture) for picture in read]
+            check_places(message["content"], names, "A conversation")
+            pictures |= dict(zip(names, read, strict=True))
+            messages.append({**message, IMAGES: " ".join(names)} if names else message)
+        return dataclasses.replace(self, messages=messages, pictures=pictures)
 
     def with_reply_of(self, other: StoredConversation) -> StoredConversation:
         """Return this prompt with the other's reply: all from its first trained one."""
@@ -70,7 +103,8 @@ def parse_conversation(line: bytes) -> StoredConversation:
 
     Two forms are read: ``messages`` (chat format; ``"train": false`` leaves a reply out
     of the loss), and ``prompt`` with ``completion``, both texts or lists of messages.
-    ``tools`` holds JSON schemas.
+    ``tools`` holds JSON schemas. Pictures are parts of a user's message, or stand in
+    the column ``images``, for the placeholders of the texts in order.
 
     Raises:
         RowError: The line has neither form.
@@ -88,7 +122,7 @@ def _conversation_in(row: dict[str, Any], others: str = "") -> StoredConversatio
             f"columns {', '.join(map(repr, list(row)[:8]))}: a row needs 'messages', "
             f"or 'prompt' and 'completion'{others}."
         )
-    return _conversation_of(raw, row.get("tools"))
+    return _conversation_of(raw, row.get("tools"), row.get(IMAGES))
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
@@ -124,15 +158,26 @@ def _joined(prompt: Any, completion: Any, name: str) -> list[Any]:
     return [*context, *after]
 
 
-def _conversation_of(raw: Any, tools: Any = None) -> StoredConversation:
+def _conversation_of(
+    raw: Any, tools: Any = None, images: Any = None
+) -> StoredConversation:
     """Return checked messages as a conversation.
+
+    Args:
+        raw: The messages.
+        tools: Column of tools.
+        images: Column of pictures.
 
     Raises:
         RowError: They are not a conversation that ends with a reply.
     """
     if not isinstance(raw, list) or not raw:
         raise RowError(f"messages={show(raw, 40)} must be a list of messages.")
-    messages = [_message(i, each) for i, each in enumerate(raw)]
+    read = [_message(i, each) for i, each in enumerate(raw)]
+    messages = [message for message, _ in read]
+    sources = [of_message for _, of_message in read]
+    given = [] if images is None else images if isinstance(images, list) else [images]
+    place_pictures(messages, sources, IMAGES if given else None, given)
     roles = [message["role"] for message in messages]
     if "system" in roles[1:]:
         raise RowError("messages: only the first one can have the role 'system'.")
@@ -157,14 +202,17 @@ def _conversation_of(raw: Any, tools: Any = None) -> StoredConversation:
         isinstance(tools, list) and all(isinstance(each, dict) for each in tools)
     ):
         raise RowError(f"tools={show(tools, 40)} must be a list of JSON schemas.")
-    return StoredConversation(messages, trained, tools or None)
+    return StoredConversation(
+        messages, trained, tools or None, sources if any(sources) else []
+    )
 
 
 def _message_of(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
-def _message(number: int, raw: Any) -> Message:
+def _message(number: int, raw: Any) -> tuple[Message, list[Any]]:
+    """Return a message, and the sources of its pictures."""
     where = f"messages[{number}]"
     if not isinstance(raw, dict) or raw.get("role") not in ROLES:
         raise RowError(
@@ -178,13 +226,14 @@ def _message(number: int, raw: Any) -> Message:
         )
     # Columns of Parquet give null to messages that lack a key.
     content, train = raw.get("content"), raw.get("train")
+    sources: list[Any] = []
     if isinstance(content, list):
-        raise RowError(f"{where}: content in parts (e.g. pictures) is not supported.")
+        content, sources = joined_parts(where, content, raw["role"])
     if not isinstance(content, str) or not content.strip():
         raise RowError(f"{where}.content={show(content, 40)} must be a text.")
     if not isinstance(train, bool | None):
         raise RowError(f"{where}.train={show(train, 20)} must be true or false.")
-    return {"role": raw["role"], "content": content}
+    return {"role": raw["role"], "content": content}, sources
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,7 +260,7 @@ def parse_pair(line: bytes) -> StoredPair:
                 f"columns {', '.join(map(repr, list(row)[:8]))}: a row needs 'chosen' "
                 "and 'rejected', and 'prompt' unless they are whole conversations."
             )
-    sides = {name: _side(row, name) for name in ("chosen", "rejected")}
+    sides = {name: _of_text(_side(row, name), name) for name in ("chosen", "rejected")}
     if sides["chosen"].messages == sides["rejected"].messages:
         raise RowError("chosen and rejected are equal.")
     return StoredPair(**sides)
@@ -222,7 +271,7 @@ def _side(row: dict[str, Any], name: str) -> StoredConversation:
     if "prompt" in row:
         raw = _joined(row["prompt"], raw, name)
     try:
-        return _conversation_of(raw, row.get("tools"))
+        return _conversation_of(raw, row.get("tools"), row.get(IMAGES))
     except RowError as error:
         raise RowError(f"{name}: {error}") from None
 
@@ -251,7 +300,17 @@ def parse_labelled(line: bytes) -> StoredLabelled:
             f"{given}: a row needs 'label', true if its reply is desirable, else "
             "false, beside 'prompt' and 'completion', or 'messages'."
         )
-    return StoredLabelled(parse_conversation(line), label)
+    return StoredLabelled(_of_text(parse_conversation(line), "messages"), label)
+
+
+def _of_text(conversation: StoredConversation, column: str) -> StoredConversation:
+    """Return a conversation; refuse pictures, which preferences do not carry."""
+    if conversation.sources:
+        raise RowError(
+            f"{column} has pictures, which pairs and labels do not carry. SFT reads "
+            "conversations with pictures."
+        )
+    return conversation
 
 
 def parser_of(columns: Collection[str]) -> Parser | None:

@@ -190,7 +190,7 @@ def _check_digests(turns: Sequence[StoredTurn], pictures: Pictures, where: str) 
         named = [ref.digest for ref in turn.images]
         for message in turn.messages:
             names = message.get(IMAGES, "").split()
-            _check_places(message["content"], names, f"{where}.turns[{number}]")
+            check_places(message["content"], names, f"{where}.turns[{number}]")
             named += names
         missing = [name for name in named if name not in pictures]
         if missing:
@@ -200,7 +200,7 @@ def _check_digests(turns: Sequence[StoredTurn], pictures: Pictures, where: str) 
             )
 
 
-def _check_places(text: str, names: Sequence[str], where: str) -> None:
+def check_places(text: str, names: Sequence[str], where: str) -> None:
     """Check that a message of a file marks the place of each of its pictures.
 
     Raises:

@@ -8,14 +8,19 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rllib_llm.envs.dataset.dataset_rows import RowError
 from rllib_llm.envs.dataset.growing_array import GrowingArray
-from rllib_llm.envs.dataset.row_files import cache_key, local_files, numbered_lines
+from rllib_llm.envs.dataset.row_files import (
+    DataFile,
+    cache_key,
+    data_files,
+    local_files,
+    numbered_lines,
+)
 from rllib_llm.envs.dataset.row_reader import (
     ENTRY,
     RowNotes,
@@ -23,7 +28,11 @@ from rllib_llm.envs.dataset.row_reader import (
     describe_problems,
 )
 from rllib_llm.errors import ConfigError
-from rllib_llm.offline.conversation_files import Parser, parser_of
+from rllib_llm.offline.conversation_files import (
+    Parser,
+    StoredConversation,
+    parser_of,
+)
 from rllib_llm.offline.episode_rows import StoredEpisode
 from rllib_llm.offline.removed_texts import without_text
 from rllib_llm.seeding import stable_seed
@@ -40,12 +49,14 @@ class RowFile:
 
     Attributes:
         has_removed: Whether a row has such a text.
+        has_pictures: Whether a row shows pictures.
 
     Raises:
         ConfigError: A file or a row cannot be used, or there are no rows.
     """
 
     has_removed = False
+    has_pictures = False
 
     def __init__(
         self,
@@ -54,12 +65,13 @@ class RowFile:
         min_return: float | None = None,
         remove: str | None = None,
     ):
-        files = local_files(paths)
+        files = data_files(paths)
         entries, problems, count = GrowingArray(ENTRY), RowNotes(), 0
         if remove is not None:
             parse = functools.partial(self._parse_without, parse, remove)
-        for entry, problem, episode_return in _scan(files, parse, min_return):
+        for entry, problem, episode_return, row in _scan(files, parse, min_return):
             count += 1
+            self.has_pictures |= _has_pictures(row)
             if problem:
                 problems.add(problem)
             elif min_return is None or episode_return >= min_return:
@@ -74,7 +86,8 @@ class RowFile:
                 f"files={list(paths)} has such a return. Lower it."
             )
         self._entries = entries.array()
-        self._reader: RowReader[Any] = RowReader(files, parse)
+        self._folders = [file.folder for file in files]
+        self._reader: RowReader[Any] = RowReader([file.path for file in files], parse)
 
     def _parse_without(self, parse: Parser, remove: str, line: bytes) -> Any:
         row, changed = without_text(parse(line), remove)
@@ -91,7 +104,16 @@ class RowFile:
         Raises:
             ConfigError: The file has changed since it was opened.
         """
-        return self._reader.read(self._entries[number])
+        entry = self._entries[number]
+        row = self._reader.read(entry)
+        if not isinstance(row, StoredConversation):
+            return row
+        try:
+            return row.shown(self._folders[int(entry["file"])])
+        except RowError as error:
+            raise ConfigError(
+                f"{error} The file has changed while it is in use. Start the run again."
+            ) from error
 
     def in_passes(self, seed: int, first: int, count: int) -> list[Any]:
         """Return the rows ``first`` to ``first + count`` of an endless sequence.
@@ -137,6 +159,11 @@ class SharedRows:
         """True if a row of a part has a text that is left out."""
         return any(part.has_removed for part in self._parts)
 
+    @property
+    def has_pictures(self) -> bool:
+        """True if a row of a part shows pictures."""
+        return any(part.has_pictures for part in self._parts)
+
     def __len__(self) -> int:
         """Return the number of rows of all parts."""
         return sum(map(len, self._parts))
@@ -164,16 +191,18 @@ class SharedRows:
 
 
 def _scan(
-    files: Sequence[Path], parse: Parser, min_return: float | None = None
-) -> Iterator[tuple[tuple[int, int, int], str, float]]:
-    """Yield each row: file, length and offset; why it cannot be used, or ""; return."""
+    files: Sequence[DataFile], parse: Parser, min_return: float | None = None
+) -> Iterator[tuple[tuple[int, int, int], str, float, Any]]:
+    """Yield each row: its place; why it cannot be used, or ""; its return; itself."""
     places: dict[str, str] = {}
     for number, file in enumerate(files):
-        for line, offset, text in numbered_lines(file):
-            place, episode_return = f"{file.name}, line {line}", math.nan
-            problem = ""
+        for line, offset, text in numbered_lines(file.path):
+            place, episode_return = f"{file.path.name}, line {line}", math.nan
+            problem, row = "", None
             try:
                 row = parse(text)
+                if isinstance(row, StoredConversation):
+                    row.shown(file.folder)
                 if isinstance(row, StoredEpisode):
                     _check_id(row.id, place, places)
                     episode_return = row.episode_return
@@ -181,7 +210,13 @@ def _scan(
                     raise RowError("min_return needs saved episodes, with 'agents'.")
             except RowError as error:
                 problem = f"{place}: {error}"
-            yield (number, len(text), offset), problem, episode_return
+            yield (number, len(text), offset), problem, episode_return, row
+
+
+def _has_pictures(row: Any) -> bool:
+    if isinstance(row, StoredEpisode):
+        return any(agent.pictures for agent in row.agents)
+    return isinstance(row, StoredConversation) and bool(row.sources)
 
 
 def _check_id(name: str | None, place: str, places: dict[str, str]) -> None:
@@ -224,21 +259,21 @@ def check_stored_rows(path: str) -> StoredRowsReport | None:
     Raises:
         ConfigError: The file cannot be read.
     """
-    files = local_files([path])
+    files = data_files([path])
     parse = parser_of(_first_columns(files))
     if parse is None:
         return None
     problems, count = RowNotes(), 0
-    for _, problem, _ in _scan(files, parse):
+    for _, problem, _, _ in _scan(files, parse):
         count += 1
         if problem:
             problems.add(problem)
     return StoredRowsReport(count, problems)
 
 
-def _first_columns(files: Sequence[Path]) -> list[str]:
+def _first_columns(files: Sequence[DataFile]) -> list[str]:
     for file in files:
-        for _, _, text in numbered_lines(file):
+        for _, _, text in numbered_lines(file.path):
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError):

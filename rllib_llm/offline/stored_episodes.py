@@ -113,4 +113,10 @@ def conversation_episode(
             StoredTurn(stored.messages[start:at], reply, train=is_trained),
         )
         start = at + 1
-    return written_part(turns, renderer, system_prompt, tools=stored.tools)
+    return written_part(
+        turns,
+        renderer,
+        system_prompt,
+        tools=stored.tools,
+        pictures=stored.pictures,
+    )

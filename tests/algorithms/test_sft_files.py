@@ -80,7 +80,7 @@ def test_replies_of_a_prompt_are_context():
         (line(messages=chat("a")), "last one has the role 'user'"),
         (line(messages=[say("robot", "a")]), "must be an object with 'role'"),
         (line(messages=[say("user", " ")]), "content=' ' must be a text"),
-        (line(messages=[say("user", ["a"])]), "in parts"),
+        (line(messages=[say("user", ["a"])]), "must have the type .text."),
         (
             line(messages=[say("user", "a"), say("assistant", "b", tool_calls=[{}])]),
             "tool_calls is not supported",

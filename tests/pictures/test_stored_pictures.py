@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
-from picture_helpers import make_vlm_module, row_batch, row_scores
+from picture_helpers import make_vlm_module, picture, row_batch, row_scores
 from picture_runs import config_of, learned, weights_of
 
 from rllib_llm import GRPO, SFTConfig
@@ -18,11 +19,14 @@ from rllib_llm.envs.dataset.dataset_rows import RowError
 from rllib_llm.errors import ConfigError
 from rllib_llm.evaluation.outcomes import held_out_tasks
 from rllib_llm.evaluation.runner import local_runner
-from rllib_llm.offline.conversation_files import parse_row
+from rllib_llm.offline.conversation_files import parse_pair, parse_row
 from rllib_llm.offline.episode_store import EpisodeStore
 from rllib_llm.offline.episode_units import stored_episode_unit
 from rllib_llm.offline.export_rows import as_messages
+from rllib_llm.offline.row_file import RowFile
+from rllib_llm.offline.stored_episodes import conversation_episode
 from rllib_llm.pictures.contract import digest
+from rllib_llm.pictures.png import png
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -133,6 +137,106 @@ def test_models_of_text_and_exports_refuse_them(saved):
         list(as_messages(stored))
     with pytest.raises(ConfigError, match=r"rollouts.save_as='corrections'"):
         config_of().rollouts(save_episodes=True, save_as="corrections").validate()
+
+
+REPLY = {"role": "assistant", "content": "red"}
+
+
+@pytest.fixture
+def shots(tmp_path):
+    """Return a folder with two pictures, and the pixels of both."""
+    pixels = [picture(1, 32, 32), picture(2, 20, 40)]
+    for number, each in enumerate(pixels):
+        (tmp_path / f"{number}.png").write_bytes(png(each))
+    return tmp_path, pixels
+
+
+def in_parts(*parts):
+    """Return parts of a content: texts, and pictures by their source (or None)."""
+    return [
+        {"type": "text", "text": part}
+        if isinstance(part, str) and not part.endswith(("png", "=="))
+        else {"type": "image", **({"image": part} if part else {})}
+        for part in parts
+    ]
+
+
+def written(folder, *rows):
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def forms(folder, pixels):
+    """Return one conversation in the forms that other libraries write."""
+    url = "data:image/png;base64," + base64.b64encode(png(pixels[0])).decode()
+    system = {"role": "system", "content": "You see."}
+
+    def row(content, **columns):
+        return {
+            "messages": [system, {"role": "user", "content": content}, REPLY],
+            **columns,
+        }
+
+    encoded = [{"bytes": base64.b64encode(png(p)).decode()} for p in pixels]
+    return [
+        row(in_parts("0.png", "Which?", "1.png")),
+        row(in_parts(None, "Which?", None), images=["0.png", "1.png"]),
+        row("<image>Which?<image>", images=encoded),
+        row(
+            [
+                {"type": "image_url", "image_url": {"url": url}},
+                {"type": "text", "text": "Which?"},
+                {"type": "image", "path": str(folder / "1.png")},
+            ]
+        ),
+    ]
+
+
+def test_conversations_of_other_libraries_show_their_pictures(saved, shots):
+    folder, pixels = shots
+    rows = RowFile([written(folder, *forms(folder, pixels))], parse_row)
+    assert rows.has_pictures
+    renderer = saved[0].chat_renderer()
+    units = [conversation_episode(rows[i], renderer) for i in range(len(rows))]
+    names = [digest(p) for p in pixels]
+    for unit in units:
+        (turn,) = turns_of(unit)
+        (first,) = turns_of(units[0])
+        assert [ref.digest for ref in turn.images] == names
+        assert turn.prompt_ids.tolist() == first.prompt_ids.tolist()
+        assert episode_data(unit).pictures.keys() == set(names)
+        for name, pixel in zip(names, pixels, strict=True):
+            assert np.array_equal(episode_data(unit).pictures[name], pixel)
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "message"),
+    [
+        (in_parts("9.png", "Which?"), {}, "9.png' does not exist"),
+        (in_parts(None, "Which?"), {}, "no column of pictures"),
+        ("<image> Which?", {"images": ["0.png", "1.png"]}, "images has 2 pictures"),
+        ([{"type": "video"}], {}, "must have the type 'text'"),
+    ],
+)
+def test_conversations_whose_pictures_cannot_be_read(shots, content, columns, message):
+    folder, _ = shots
+    user = {"role": "user", "content": content}
+    with pytest.raises(ConfigError, match=message):
+        RowFile([written(folder, {"messages": [user, REPLY], **columns})], parse_row)
+
+
+def test_files_with_pictures_need_a_model_that_reads_them(shots):
+    folder, pixels = shots
+    path = written(folder, *forms(folder, pixels))
+    config = SFTConfig().environment("countdown-v0").language_model(model="tiny")
+    with pytest.raises(ConfigError, match="'tiny' reads text alone"):
+        config.data(files=path).validate()
+    chosen = forms(folder, pixels)[0]["messages"]
+    other = {"role": "assistant", "content": "blue"}
+    pair = {"chosen": chosen, "rejected": [*chosen[:-1], other]}
+    with pytest.raises(RowError, match="chosen has pictures"):
+        parse_pair(json.dumps(pair).encode())
 
 
 def sft_of(saved, **training):

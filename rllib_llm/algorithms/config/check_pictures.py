@@ -29,6 +29,13 @@ def reads_pictures(config: LLMConfig) -> bool:
     return image_spec(config.resolved_model or model) is not None
 
 
+def reads_text_alone(config: LLMConfig) -> bool:
+    """Return whether a policy's model is there already, and reads no pictures."""
+    model = config.lm_model
+    is_here = model in BUILT_MODELS or is_gguf(model) or _is_folder(model)
+    return (is_here or config.resolved_model is not None) and not reads_pictures(config)
+
+
 def _is_folder(model: str) -> bool:
     try:
         return (Path(model).expanduser() / "config.json").is_file()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from annotated_types import Interval
 from ray.rllib.core import DEFAULT_MODULE_ID
 
+from rllib_llm.algorithms.config.check_pictures import reads_text_alone
 from rllib_llm.algorithms.config.declarations import (
     DeclaredSettings,
     fluent_method,
@@ -28,6 +29,7 @@ from rllib_llm.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 if TYPE_CHECKING:
     from rllib_llm.algorithms.grpo.grpo import GRPOConfig
+    from rllib_llm.types import LLMConfig
 
 logger = logging.getLogger("rllib_llm")
 
@@ -129,6 +131,13 @@ class DataSettings(DeclaredSettings):
         rows = self._opened(entries, parse)
         if self.data_remove is not None and not rows.has_removed:
             self._report_unmatched()
+        config = cast("LLMConfig", self)
+        if rows.has_pictures and reads_text_alone(config):
+            raise ConfigError(
+                f"data.files={self.data_files!r} have rows with pictures, but "
+                f"language_model.model={config.lm_model!r} reads text alone. Use "
+                "'tiny-vlm' or a vision-language model, or files without pictures."
+            )
         return rows
 
     def _paths_by_entry(self) -> list[list[str]] | None:

@@ -80,7 +80,7 @@ def parse_row(line: bytes, columns: Columns, folder: Path | None = None) -> Data
     if not isinstance(values, dict):
         raise RowError(f"{show(values, 40)} must be a JSON object of columns.")
     messages, pictures = _messages(columns.prompt, _column(values, columns.prompt))
-    _place(messages, pictures, *_column_pictures(values, columns.images))
+    place_pictures(messages, pictures, *_column_pictures(values, columns.images))
     answer = None if columns.answer is None else _column(values, columns.answer)
     demonstration = None
     if columns.demonstration is not None:
@@ -135,17 +135,24 @@ def _message(where: str, message: Any) -> tuple[Message, list[Any]]:
     role, content = message["role"], message.get("content")
     sources: list[Any] = []
     if isinstance(content, list):
-        content, sources = _joined(f"{where}.content", content)
-        if sources and role != "user":
-            raise RowError(
-                f"{where}: a message of the role {role!r} has pictures; only those of "
-                "the role 'user' can show them."
-            )
+        content, sources = joined_parts(where, content, role)
     return {"role": role, "content": _text(f"{where}.content", content)}, sources
 
 
-def _joined(where: str, parts: list[Any]) -> tuple[str, list[Any]]:
-    """Return the text of a message in parts, and the sources of its pictures."""
+def joined_parts(where: str, parts: list[Any], role: str) -> tuple[str, list[Any]]:
+    """Return the text of a message in parts, and the sources of its pictures.
+
+    The source None is the next picture of the column of pictures.
+
+    Args:
+        where: Place of the message, for errors.
+        parts: Its content, with the types "text" and "image" or "image_url".
+        role: Its role.
+
+    Raises:
+        RowError: A part has another form, or a message has pictures and is not the
+            user's.
+    """
     texts: list[str] = []
     sources: list[Any] = []
     for i, part in enumerate(parts):
@@ -157,11 +164,16 @@ def _joined(where: str, parts: list[Any]) -> tuple[str, list[Any]]:
             sources.append(_source(part))
         else:
             raise RowError(
-                f"{where}[{i}]={show(part, 60)} must have the type 'text', with "
-                "'text', or the type 'image', with 'image'."
+                f"{where}.content[{i}]={show(part, 60)} must have the type 'text', "
+                "with 'text', or the type 'image', with 'image'."
             )
     if not sources:
         return "".join(texts), []
+    if role != "user":
+        raise RowError(
+            f"{where}: a message of the role {role!r} has pictures; only those of the "
+            "role 'user' can show them."
+        )
     # A placeholder that the text itself contains shows no picture.
     kinds = [part["type"] for part in parts]
     shown = [
@@ -193,7 +205,7 @@ def _column_pictures(
     return column, list(given) if isinstance(given, list) else [given]
 
 
-def _place(
+def place_pictures(
     messages: list[Message],
     pictures: list[list[Any]],
     column: str | None,
@@ -203,6 +215,15 @@ def _place(
 
     They are at the placeholders of texts, and at parts without a source; without any,
     they are before the first text of the user.
+
+    Args:
+        messages: The messages; the text of the first one may change.
+        pictures: The sources of each message, which receive the column's.
+        column: Name of the column; None: there is none.
+        given: Its pictures.
+
+    Raises:
+        RowError: There are more or fewer places than pictures.
     """
     if column is not None:
         for message, sources in zip(messages, pictures, strict=True):
@@ -211,8 +232,9 @@ def _place(
     places = sum(source is None for sources in pictures for source in sources)
     if column is None and places:
         raise RowError(
-            "a picture's part has no 'image'. Name the column of pictures "
-            "(env_config: images), or give each part its picture."
+            "a picture's part has no 'image', and there is no column of pictures. "
+            "Give each part its picture. Name the column of pictures (env_config: "
+            "images; in data.files it is 'images')."
         )
     if given and not places:
         first = next(i for i, m in enumerate(messages) if m["role"] == "user")
