@@ -55,6 +55,7 @@ class CandidateEpisode:
             metrics=data.metrics,
             masked_turns=frozenset(range(turn)),
             path=data.path,
+            pictures=data.pictures,
         )
         for each in self._turns:
             record.record(each)

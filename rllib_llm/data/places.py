@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rllib_llm.data.episode_data import EpisodeData
     from rllib_llm.data.types import Message, Turn
     from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
+    from rllib_llm.pictures.contract import Pictures
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Place(PlaceInGroup):
         messages: The conversation before this observation.
         system: System message that the environment chose.
         tools: JSON schemas of the tools that the chat template presents.
+        pictures: Pixels of the pictures that infos and turns name, by digest.
     """
 
     observations: tuple[str, ...]
@@ -82,6 +84,7 @@ class Place(PlaceInGroup):
     messages: tuple[Message, ...] = ()
     system: str | None = None
     tools: Any = None
+    pictures: Pictures = dataclasses.field(default_factory=dict)
 
     @property
     def turn(self) -> int:
@@ -201,6 +204,7 @@ def place_of(
         messages=messages_before(data, turn),
         system=data.system,
         tools=data.tools if turn else None,
+        pictures=dict(data.pictures),
         consecutive=consecutive,
     )
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rllib_llm.data.places import Context, Move, MultiAgentPlace, Path, messages_before
-from rllib_llm.errors import ConfigError, EnvContractError
+from rllib_llm.errors import ConfigError
 from rllib_llm.pictures.contract import IMAGES
 
 if TYPE_CHECKING:
     from rllib_llm.data.episode_data import EpisodeData
-    from rllib_llm.data.types import Task
     from rllib_llm.env_runner.recorder import AgentState
     from rllib_llm.envs.multi_agent_adapter import MultiAgentStep
 
@@ -24,18 +25,14 @@ class History:
         self._replies: list[MultiAgentStep] = []
         self._moves: list[dict[str, Move]] = []
 
-    def add_reply(self, reply: MultiAgentStep, task: Task) -> None:
-        """Add the result of a reset or step.
-
-        Raises:
-            EnvContractError: If it shows pictures.
-        """
-        if any(info.get(IMAGES) for info in reply.infos.values()):
-            raise EnvContractError(
-                f"Seed {task.seed} shows pictures, which forks do not carry. Use a "
-                "model and an environment of text (docs/pictures.md)."
-            )
-        self._replies.append(reply)
+    def add_reply(self, reply: MultiAgentStep) -> None:
+        """Add the result of a reset or step."""
+        # Copies: environments may draw into one array again and again.
+        infos = {
+            agent: copy.deepcopy(info) if info.get(IMAGES) else info
+            for agent, info in reply.infos.items()
+        }
+        self._replies.append(dataclasses.replace(reply, infos=infos))
 
     def add_moves(self, acted: Sequence[AgentState]) -> None:
         """Add what the agents of a step did."""

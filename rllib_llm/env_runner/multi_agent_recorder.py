@@ -96,7 +96,7 @@ class MultiAgentRecorder:
                 "one agent needs an observation."
             )
         if self._history is not None:
-            self._history.add_reply(reply, self.task)
+            self._history.add_reply(reply)
         self._record_step(reply)
         texts = {a: o for a, o in reply.observations.items() if isinstance(o, str)}
         self.data.first_texts = texts
@@ -164,7 +164,7 @@ class MultiAgentRecorder:
             agent_state.mark_turn(reply.infos.get(agent_state.agent_id, {}))
         if self._history is not None:
             self._history.add_moves(acted)
-            self._history.add_reply(reply, self.task)
+            self._history.add_reply(reply)
         self._record_step(reply)
         is_over = reply.is_over or by_limit
         observations = self._encoded(reply.observations)

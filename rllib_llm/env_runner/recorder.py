@@ -21,7 +21,7 @@ from rllib_llm.data.places import Place, place_of
 from rllib_llm.data.types import StopPolicy, Task, Turn
 from rllib_llm.env_runner.episode_limits import RolloutLimits, stop_reason
 from rllib_llm.errors import EnvContractError
-from rllib_llm.pictures.contract import IMAGES, stored
+from rllib_llm.pictures.contract import stored
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -121,15 +121,9 @@ class SingleAgentRecorder:
     def resume(self, place: Place) -> list[AgentState]:
         """Record the turns before a place; return the agents that must act."""
         data, observations = self.data, place.observations
-        if any((info or {}).get(IMAGES) for info in place.infos):
-            raise EnvContractError(
-                f"The place at turn {len(place.turns)} of seed {self.task.seed} shows "
-                "pictures, which forks and searches do not carry. Use a model and an "
-                "environment of text (docs/pictures.md)."
-            )
         data.first_texts = {DEFAULT_AGENT_ID: observations[0]}
         data.system, data.tools = place.system, place.tools
-        data.messages = list(place.messages)
+        data.messages, data.pictures = list(place.messages), dict(place.pictures)
         self.episode.add_env_reset(observation=observations[0], infos=place.infos[0])
         for number, turn in enumerate(place.turns):
             data.record(turn)

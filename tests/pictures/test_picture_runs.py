@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,8 +10,6 @@ from picture_runs import MISMATCH, config_of, learned, weights_of
 
 from rllib_llm import GRPO, LLMPPO, GRPOConfig, LLMPPOConfig, SFTConfig
 from rllib_llm.data.episode_data import episode_data
-from rllib_llm.env_runner.recorder import SingleAgentRecorder
-from rllib_llm.errors import EnvContractError
 from rllib_llm.pictures.contract import digest
 from rllib_llm.transcripts.collector import read_result
 
@@ -178,17 +174,3 @@ def test_transcripts_show_the_pictures_of_each_turn():
     first = records[0]["turns"][0]["images"][0]
     assert len(first["digest"]) == 32
     assert first["png"].startswith("iVBOR")
-
-
-def test_forks_and_searches_refuse_pictures():
-    algo = config_of().build_algo()
-    tasks = algo.config.build_task_source().next_groups(4)
-    episode = algo.env_runner.sample(tasks=tasks)[0]
-    algo.stop()
-    data = episode_data(episode)
-    recorder = SingleAgentRecorder(data.task, (None, None))
-    place = SimpleNamespace(
-        observations=[""], infos=[episode.get_infos(0)], turns=[], state=b""
-    )
-    with pytest.raises(EnvContractError, match="forks and searches do not carry"):
-        recorder.resume(place)

@@ -68,7 +68,6 @@ def test_algorithms_of_several_agents_are_accepted(kind):
             lambda: grpo("learners", num_learners=2, sharding="fsdp2"),
             "learners.sharding='fsdp2'",
         ),
-        (lambda: grpo("rollouts", fork={"name": "arpo"}), "rollouts.fork"),
         (
             lambda: config_of(LLMPPOConfig).scorer(loss="causal"),
             "scorer.loss='causal'",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rllib_llm.algorithms.config.check_candidates import BEST
 from rllib_llm.engines.vllm_pictures import check_family
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.gguf_models import is_gguf
@@ -150,12 +151,11 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
             "causal",
             "Use another one",
         ),
-        (config.candidates > 1, "rollouts.candidates", config.candidates, leave_out),
         (
-            config.save_as != "episodes",
+            config.save_as not in ("episodes", BEST),
             "rollouts.save_as",
             config.save_as,
-            "Use save_as='episodes'",
+            f"Use save_as='episodes' or {BEST!r}",
         ),
     ]
     for setting, attribute in (
@@ -163,7 +163,6 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
         ("training.packing", "packing"),
         ("learners.sharding", "sharding"),
         ("sample_ahead", "sample_ahead"),
-        ("rollouts.fork", "fork"),
         ("scorer.privileged", "scorer_privileged"),
     ):
         value = getattr(config, attribute, None)
