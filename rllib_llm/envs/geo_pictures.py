@@ -35,6 +35,7 @@ class GeoPictures(Geo):
     are 2 x 2 coloured cells; ``search`` takes their colours in reading order.
     """
 
+    shows_pictures = True
     format_hint = (
         "Use <look>sign</look>, <search>red blue green red</search> or "
         "<answer>city</answer>."
