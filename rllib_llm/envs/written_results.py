@@ -164,10 +164,10 @@ def _task_class(name: str) -> type[ToolOrAnswer]:
         "has no turns that use one tool or answer. Choose an environment that derives "
         "from ToolOrAnswer, e.g. 'search_facts-v0'."
     )
-    found = task_class(name, ToolOrAnswer, problem)
-    if found.shows_pictures:
+    task = task_class(name, ToolOrAnswer, problem)
+    if task.shows_pictures:
         raise ConfigError(
             f"task={name!r} shows pictures, and an agent writes text. Choose a task "
             "whose tool returns text, e.g. 'search_facts-v0'."
         )
-    return found
+    return task
