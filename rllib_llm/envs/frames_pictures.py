@@ -28,7 +28,7 @@ THING_COLOURS = dict(
         strict=True,
     )
 )
-_EMPTY = (128, 128, 128)
+_EMPTY = ("grey", (128, 128, 128))
 
 
 @register_text_env("frames_pictures-v0")
@@ -57,8 +57,8 @@ class FramesPictures(Frames):
             frames: Number of frames, in [4, 200].
             crop: Maximum number of frames that a crop shows, in [1, 50].
             pixels: Height and width of a frame, in [16, 512].
-            thoughts: Whether the expert says of each frame of the last crop if it
-                shows the thing, before it acts.
+            thoughts: Whether the expert says, before it acts, which colours the frames
+                of the last crop have in reading order and if they show the thing.
         """
         self.pixels = require_int("pixels", pixels, 16, 512)
         self.thinks = require_bool("thoughts", thoughts)
@@ -83,19 +83,29 @@ class FramesPictures(Frames):
         action = super().expert_action(rng)
         if not self.thinks or not self._last:
             return action
-        thing = self.things[0]
-        seen = [(n, thing in self.things_of(n)) for n in self._last]
-        return " ".join(f"{n} {'yes' if yes else 'no'}" for n, yes in seen) + action
+        return " ".join(self._thought(frame) for frame in self._last) + action
+
+    def _thought(self, frame: int) -> str:
+        colours = " ".join(name for name, _ in self._cells(frame))
+        shown = self.things[0] in self.things_of(frame)
+        return f"{frame} {colours} {'yes' if shown else 'no'}"
 
     def _caption(self, frame: int) -> str:
         return PLACEHOLDER
 
     def _picture(self, frame: int) -> np.ndarray:
         """Return a frame. uint8 [pixels, pixels, 3]"""
+        colours = np.reshape([values for _, values in self._cells(frame)], (2, 2, 3))
         # Of its own generator, so that a second crop shows the same picture.
-        rng = np.random.default_rng([self._noise, frame])
-        cells = np.full((4, 3), _EMPTY, float)
-        things = self.things_of(frame)
-        for place, thing in zip(rng.permutation(4), things, strict=False):
-            cells[place] = THING_COLOURS[thing][1]
-        return noisy_picture(cells.reshape(2, 2, 3), self.pixels, rng)
+        rng = np.random.default_rng([self._noise, frame, 1])
+        return noisy_picture(colours, self.pixels, rng)
+
+    def _cells(self, frame: int) -> list[tuple[str, tuple[int, int, int]]]:
+        """Return name and values of the colour of each cell, in reading order."""
+        rng = np.random.default_rng([self._noise, frame, 0])
+        cells = [_EMPTY] * 4
+        for place, thing in zip(
+            rng.permutation(4), self.things_of(frame), strict=False
+        ):
+            cells[int(place)] = THING_COLOURS[thing]
+        return cells

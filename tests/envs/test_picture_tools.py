@@ -155,15 +155,22 @@ def test_a_crop_beyond_the_video_shows_no_picture():
     assert digest(first) == digest(env.step("<crop>1-2</crop>")[4]["images"][1])
 
 
-def test_the_expert_says_which_frames_of_the_last_crop_show_the_thing():
+def test_the_expert_reads_the_frames_of_the_last_crop():
     env = make_env("frames_pictures-v0", {"frames": 6, "crop": 3, "thoughts": True})
     env.reset(seed=0)
     env.things, env.spans = ["cat", "dog", "cup"], [(2, 4), (3, 3), (6, 6)]
     assert env.expert_action(None) == "<crop>1-3</crop>"
-    env.step("<crop>1-3</crop>")
-    assert env.expert_action(None) == "1 no 2 yes 3 yes<crop>4-6</crop>"
-    env.step("<crop>4-6</crop>")
-    assert env.expert_action(None) == "4 yes 5 no 6 no<answer>2-4</answer>"
+    names = {colour: name for name, colour in THING_COLOURS.values()}
+    names[128, 128, 128] = "grey"
+    shown = ["no", "yes", "yes", "yes", "no", "no"]
+    ends = ["<crop>4-6</crop>", "<answer>2-4</answer>"]
+    for first, end in ((1, ends[0]), (4, ends[1])):
+        info = env.step(f"<crop>{first}-{first + 2}</crop>")[4]
+        expected = []
+        for n, picture in enumerate(info["images"], first):
+            colours = [names[c] for c in read_cells(picture, names)]
+            expected.append(" ".join([str(n), *colours, shown[n - 1]]))
+        assert env.expert_action(None) == " ".join(expected) + end
 
 
 @pytest.mark.parametrize("name", ["geo-v0", "frames-v0"])
