@@ -58,7 +58,8 @@ class FramesPictures(Frames):
             crop: Maximum number of frames that a crop shows, in [1, 50].
             pixels: Height and width of a frame, in [16, 512].
             thoughts: Whether the expert says, before it acts, which colours the frames
-                of the last crop have in reading order and if they show the thing.
+                of the last crop have in reading order, "!" after the one that is asked
+                for, and if they show the thing.
         """
         self.pixels = require_int("pixels", pixels, 16, 512)
         self.thinks = require_bool("thoughts", thoughts)
@@ -86,9 +87,11 @@ class FramesPictures(Frames):
         return " ".join(self._thought(frame) for frame in self._last) + action
 
     def _thought(self, frame: int) -> str:
-        colours = " ".join(name for name, _ in self._cells(frame))
-        shown = self.things[0] in self.things_of(frame)
-        return f"{frame} {colours} {'yes' if shown else 'no'}"
+        asked = THING_COLOURS[self.things[0]][0]
+        names = [name for name, _ in self._cells(frame)]
+        # Small models learn to compare one word at once, not four at the end.
+        marked = [f"{name}!" if name == asked else name for name in names]
+        return f"{frame} {' '.join(marked)} {'yes' if asked in names else 'no'}"
 
     def _caption(self, frame: int) -> str:
         return PLACEHOLDER
