@@ -10,7 +10,7 @@ from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import last_match, require_int
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv, in_split
-from rllib_llm.pictures.cells import cell_picture
+from rllib_llm.pictures.cells import noisy_picture
 from rllib_llm.pictures.contract import PLACEHOLDER
 
 COLOURS = {
@@ -19,7 +19,6 @@ COLOURS = {
     "blue": (25, 25, 230),
     "yellow": (230, 230, 25),
 }
-_NOISE = 8.0  # standard deviation of each value, so that no two pictures are equal
 _PATTERN = re.compile(rf"\b({'|'.join(COLOURS)})\b", re.IGNORECASE)
 
 
@@ -89,6 +88,4 @@ def draw_grid(
 def grid_picture(drawn: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
     """Return the picture of a grid of colour numbers. uint8 [size, size, 3]"""
     colours = np.array(list(COLOURS.values()), float)
-    pixels = cell_picture(colours[drawn], size)
-    noisy = pixels + rng.normal(0.0, _NOISE, pixels.shape)
-    return noisy.round().clip(0, 255).astype(np.uint8)
+    return noisy_picture(colours[drawn], size, rng)

@@ -12,7 +12,7 @@ from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import in_split
 from rllib_llm.envs.tool_or_answer import ToolOrAnswer
 
-_THINGS = ("cat", "dog", "cup", "car", "bird", "hat", "tree", "boat")
+THINGS = ("cat", "dog", "cup", "car", "bird", "hat", "tree", "boat")
 _SPAN = re.compile(r"^([0-9]{1,3})[ \t]*-[ \t]*([0-9]{1,3})$")
 
 
@@ -40,7 +40,7 @@ class Frames(ToolOrAnswer):
         self.frames = require_int("frames", frames, 4, 200)
         self.crop = require_int("crop", crop, 1, 50)
         while True:
-            self.things = [str(t) for t in rng.permutation(_THINGS)[:3]]
+            self.things = [str(t) for t in rng.permutation(THINGS)[:3]]
             ends = np.sort(rng.choice(self.frames, (3, 2)), axis=1) + 1
             self.spans = [(int(a), int(b)) for a, b in ends]
             if in_split(f"{self.things} {self.spans}", self.split):
@@ -53,11 +53,10 @@ class Frames(ToolOrAnswer):
 
     def use(self, text: str) -> str:
         """Return the captions of the frames of a crop."""
-        span = self._span(text)
-        self.used = {"tool": "crop", "tool_error": span is None}
-        if span is None:
+        shown = self.cropped(text)
+        self.used = {"tool": "crop", "tool_error": not shown}
+        if not shown:
             return f"Crop from 1 to {self.frames}, as 1-{min(4, self.frames)}."
-        shown = range(span[0], min(span[1], span[0] + self.crop - 1) + 1)
         self._seen |= set(shown)
         return "\n".join(f"{n}: {self._caption(n)}" for n in shown)
 
@@ -74,8 +73,9 @@ class Frames(ToolOrAnswer):
 
     def expert_action(self, rng: np.random.Generator) -> str:
         """Return a crop of the next frames not seen, then the answer."""
-        low = len(self._seen) + 1
-        if low <= self.frames:
+        unseen = set(range(1, self.frames + 1)) - self._seen
+        if unseen:
+            low = min(unseen)
             return f"<crop>{low}-{min(low + self.crop - 1, self.frames)}</crop>"
         return f"<answer>{self.spans[0][0]}-{self.spans[0][1]}</answer>"
 
@@ -85,13 +85,20 @@ class Frames(ToolOrAnswer):
         tag = ("crop", "answer")[int(rng.integers(2))]
         return f"<{tag}>{low}-{high}</{tag}>"
 
+    def cropped(self, text: str) -> list[int]:
+        """Return the frames that a crop shows; none if it is no interval."""
+        span = self._span(text)
+        if span is None:
+            return []
+        return list(range(span[0], min(span[1], span[0] + self.crop - 1) + 1))
+
+    def things_of(self, frame: int) -> list[str]:
+        """Return the things of a frame, in alphabetical order."""
+        spans = zip(self.things, self.spans, strict=True)
+        return sorted(thing for thing, (a, b) in spans if a <= frame <= b)
+
     def _caption(self, frame: int) -> str:
-        things = [
-            thing
-            for thing, (low, high) in zip(self.things, self.spans, strict=True)
-            if low <= frame <= high
-        ]
-        return ", ".join(sorted(things)) or "nothing"
+        return ", ".join(self.things_of(frame)) or "nothing"
 
     def _span(self, text: str) -> tuple[int, int] | None:
         match = _SPAN.match(text.strip())

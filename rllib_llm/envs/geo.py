@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from rllib_llm.data.types import TurnResult
 from rllib_llm.envs.parsing import require_int
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import in_split
 from rllib_llm.envs.tool_or_answer import ToolOrAnswer
 
 # Parts of a picture, each with the place that it tells, from the largest to the least.
-_PARTS = {"sign": "country", "plate": "state", "tower": "city"}
+PARTS = {"sign": "country", "plate": "state", "tower": "city"}
 _STARTS = ("Ba", "Do", "Fe", "Ga", "Ke", "Li", "Mo", "Nu", "Ra", "Se", "Ti", "Vo")
 _ENDS = ("lan", "mir", "nos", "res", "sul", "tam")
 _SHARES = (0.0, 0.25, 0.5, 1.0)  # of the reward: nothing, country, state, city
@@ -29,16 +31,28 @@ class Place:
     codes: tuple[str, str, str]
 
 
+def letter_codes() -> list[str]:
+    """Return all codes of three letters."""
+    letters = "BCDFGHJKLMNPQRSTVWXZ"
+    return [a + b + c for a in letters for b in letters for c in letters]
+
+
 @lru_cache(maxsize=8)
-def places(world: int, count: int = 4) -> tuple[Place, ...]:
-    """Return ``count`` countries with as many states of as many cities each."""
+def places(
+    world: int, count: int = 4, codes: Callable[[], list[str]] = letter_codes
+) -> tuple[Place, ...]:
+    """Return ``count`` countries with as many states of as many cities each.
+
+    Args:
+        world: Seed of names and marks.
+        count: Countries, states of each and cities of each, in [1, 4].
+        codes: Return all codes that a mark can have.
+    """
     rng = np.random.default_rng(world)
     names = [a + b for a in _STARTS for b in _ENDS]
-    letters = "BCDFGHJKLMNPQRSTVWXZ"
-    codes = [a + b + c for a in letters for b in letters for c in letters]
     size = count + count**2 + count**3
     drawn = [str(n) + x for x in ("", "a") for n in rng.permutation(names)][:size]
-    marks = [str(c) for c in rng.permutation(codes)[:size]]
+    marks = [str(c) for c in rng.permutation(codes())[:size]]
     cities = []
     for city in range(count**3):
         index = (
@@ -67,20 +81,25 @@ class Geo(ToolOrAnswer):
     )
     tagged = re.compile(r"<(look|search|answer)>([^<]*)</\1>")
 
-    def start(self, rng: np.random.Generator, world: int = 0) -> str:
+    def start(self, rng: np.random.Generator, world: int = 0) -> str | TurnResult:
         """Draw a city.
 
         Args:
             rng: Generator of the city.
             world: Seed of all names and marks, >= 0.
         """
-        self.world = places(require_int("world", world, 0, 2**31 - 1))
-        mine = [p for p in self.world if in_split(p.names[2], self.split)]
+        world = require_int("world", world, 0, 2**31 - 1)
+        self.begin(rng, places(world))
+        parts = ", ".join(PARTS)
+        return f"In which city is this? The picture has {parts}. {self.format_hint}"
+
+    def begin(self, rng: np.random.Generator, world: tuple[Place, ...]) -> None:
+        """Draw a city of this split from a world that has one."""
+        self.world = world
+        mine = [p for p in world if in_split(p.names[2], self.split)]
         self.place = mine[int(rng.integers(len(mine)))]
         self._marks: dict[str, str] = {}
         self.level = 0
-        parts = ", ".join(_PARTS)
-        return f"In which city is this? The picture has {parts}. {self.format_hint}"
 
     def use(self, text: str) -> str:
         """Show a part of the picture, or search for a mark."""
@@ -112,7 +131,7 @@ class Geo(ToolOrAnswer):
     def random_action(self, rng: np.random.Generator) -> str:
         """Look at any part, search for any mark, or answer with any city."""
         other = self.world[int(rng.integers(len(self.world)))]
-        part = list(_PARTS)[int(rng.integers(len(_PARTS)))]
+        part = list(PARTS)[int(rng.integers(len(PARTS)))]
         return (
             f"<look>{part}</look>",
             f"<search>{other.codes[2]}</search>",
@@ -121,17 +140,21 @@ class Geo(ToolOrAnswer):
 
     def _look(self, part: str) -> str | None:
         part = part.lower()
-        if part not in _PARTS:
+        if part not in PARTS:
             return None
-        self._marks[part] = self.place.codes[list(_PARTS).index(part)]
-        return f"The {part} shows {self._marks[part]}."
+        self._marks[part] = self.place.codes[list(PARTS).index(part)]
+        return f"The {part} shows {self._shown(part)}."
+
+    def _shown(self, part: str) -> str:
+        """Return the text that stands for the mark of a part."""
+        return self._marks[part]
 
     def _search(self, mark: str) -> str | None:
         for place in self.world:
             for kind, name, code in zip(
-                _PARTS.values(), place.names, place.codes, strict=True
+                PARTS.values(), place.names, place.codes, strict=True
             ):
-                if code == mark.upper():
+                if code.lower() == mark.lower():
                     self._marks[code] = name
                     return f"{code} is the mark of the {kind} {name}."
         return None

@@ -14,6 +14,7 @@ from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv
 from rllib_llm.envs.tool_or_answer import ToolOrAnswer
 from rllib_llm.envs.wrapped_tasks import task_class
+from rllib_llm.errors import ConfigError
 
 REQUEST = "Write the result."
 MAX_CHARS = 1000
@@ -163,4 +164,10 @@ def _task_class(name: str) -> type[ToolOrAnswer]:
         "has no turns that use one tool or answer. Choose an environment that derives "
         "from ToolOrAnswer, e.g. 'search_facts-v0'."
     )
-    return task_class(name, ToolOrAnswer, problem)
+    task = task_class(name, ToolOrAnswer, problem)
+    if task.shows_pictures:
+        raise ConfigError(
+            f"task={name!r} shows pictures, and an agent writes text. Choose a task "
+            "whose tool returns text, e.g. 'search_facts-v0'."
+        )
+    return task

@@ -73,6 +73,7 @@ def test_the_expert_writes_what_the_real_tool_shows_and_never_uses_it():
     ("options", "message"),
     [
         ({"task": "frozen_lake-v0"}, "ToolOrAnswer"),
+        ({"task": "geo_pictures-v0"}, "shows pictures, and an agent writes text"),
         ({"tool": "none"}, "tool='none' must be one of written, real"),
     ],
 )

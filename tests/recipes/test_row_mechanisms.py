@@ -212,6 +212,21 @@ def test_geovista_rewards_by_tiers():
     assert [sum(r) for r in rewards_of("F18", *made)] == [0.0, 1.0, 2.0, 4.0]
 
 
+def test_vital_weighs_hard_groups_more_and_rewards_overlap_and_format():
+    overlaps, bad = (1.0, 0.5, 0.0, 0.5), 3
+    made = [
+        answering(i, o, {}, {"overlap": o}, invalid=[i == bad, False], success=o == 1)
+        for i, o in enumerate(overlaps)
+    ]
+    sums = [sum(r) for r in rewards_of("F15", *made)]
+    assert sums == approx([1.5, 1.0, 0.5, 0.5])
+    weighted = advantages_of("F15", *made)
+    mean, deviation = np.mean(sums), np.std(sums, ddof=1)
+    # One of four is right: 1 - 1/2 + 1/2 (1 - 1/4).
+    expected = [0.875 * (s - mean) / deviation for s in sums]
+    assert [turns[-1] for turns in weighted] == approx(expected, abs=1e-4)
+
+
 def test_the_form_is_rewarded_and_swaps_of_solved_pictures_cost():
     cases = [(1.0, 1.0, False), (0.0, 0.5, False), (1.0, 1.0, True)]
     made = []
