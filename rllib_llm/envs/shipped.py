@@ -37,6 +37,7 @@ from rllib_llm.envs import (  # noqa: F401
     taxi,
     travel,
     ui,
+    ui_pictures,
     webshop,
     wordle,
     written_results,
