@@ -48,7 +48,7 @@ def test_the_infos_of_wrong_actions_are_those_of_the_screens_in_text():
             assert one[0] == f"{PLACEHOLDER}\n{below}" and len(pictures) == 1
 
 
-def test_labels_have_colours_that_can_be_told_apart():
+def test_labels_have_distinct_colours():
     assert set(COLOURS) == set(LABELS)
     colours = np.array([*COLOURS.values(), BACKGROUND, INK], float)
     gaps = [np.linalg.norm(a - b) for i, a in enumerate(colours) for b in colours[:i]]
