@@ -39,6 +39,7 @@ from rllib_llm.envs import (  # noqa: F401
     taxi,
     travel,
     ui,
+    ui_pictures,
     webshop,
     wordle,
     written_results,

@@ -36,43 +36,22 @@ _REASONS = {
 _WORDS = ("Ana", "Bob", "Eve", "Ida", "Leo", "Max", "Ned", "Uma")
 
 
-@register_text_env("ui-v0")
-class Ui(TextEnv):
-    """Reach a goal state of an app by taps, or do one named step. Return 1 then.
-
-    Lines of text stand for the picture of a screen: each element has a kind, a label
-    and a box. In the mode ``step`` an episode is one action that the instruction
-    names. Tasks are split into train and test by the hash of the first screen. With
-    ``plan`` the action stands on the last line of a text, below a plan of what is left
-    to do; with ``checks`` an action without an effect is refused before it is applied.
-    """
+class UiScreens(TextEnv):
+    """Tasks on the screens of small apps, however they are shown."""
 
     max_turns = 8
     format_hint = "Use 'tap 49 14', 'type Ana', 'scroll' or 'back'."
 
-    def start(
+    def begin(
         self,
         rng: np.random.Generator,
-        mode: str = "task",
-        apps: Sequence[str] = tuple(APPS),
-        boxes: bool = True,
-        plan: bool = False,
-        checks: int = 0,
-    ) -> str:
-        """Draw an app in some state, and its task.
-
-        Args:
-            rng: Generator of all.
-            mode: ``task``: until the app's goal state is reached. ``step``: one action
-                on a screen, which the instruction names.
-            apps: Names of the apps: ``form``, ``settings``, ``list``, ``tabs``.
-            boxes: Whether elements have boxes and taps are points; otherwise taps name
-                labels. Not in the mode ``step``.
-            plan: Whether the action is read from the last line alone. The expert then
-                writes the actions that are left above it, anew in each turn.
-            checks: Actions in a row, each without an effect, that are refused with the
-                reason and do not count as turns; not in the mode ``step``.
-        """
+        mode: str,
+        apps: Sequence[str],
+        boxes: bool,
+        plan: bool,
+        checks: int,
+    ) -> None:
+        """Draw an app in some state, and its task. The arguments are those of Ui."""
         self.is_step = require_choice("mode", mode, ("task", "step")) == "step"
         self.boxes, self.plans = (
             require_bool("boxes", boxes),
@@ -85,13 +64,11 @@ class Ui(TextEnv):
             raise ConfigError(f"apps={apps!r} must be a list of {', '.join(APPS)}.")
         while True:
             self.app: App = APPS[apps[int(rng.integers(len(apps)))]](rng)
-            task = self._draw_step(rng) if self.is_step else self.app.task
-            prompt = f"{task}\n{self._screen()}"
-            if in_split(prompt, self.split):
+            self.task = self._draw_step(rng) if self.is_step else self.app.task
+            if in_split(f"{self.task}\n{self._screen()}", self.split):
                 break
         self.type_right, self.inside, self.right_step = 0.0, 0.0, 0.0
         self.format_hint = type(self).format_hint if self.boxes else _LABEL_HINT
-        return f"{prompt}\n{self.format_hint}"
 
     def parse(self, completion: str) -> Action | None:
         """Return the last action, e.g. ``("tap", "49", "14")``."""
@@ -120,8 +97,7 @@ class Ui(TextEnv):
         has_effect = self.app.apply(action)
         if self.app.is_done():
             return TurnResult("Done!", reward=1.0, terminated=True, success=True)
-        shown = self._screen()
-        return TurnResult(shown if has_effect else f"No effect.\n{shown}")
+        return self._shown("" if has_effect else "No effect.")
 
     def more_info(self) -> dict[str, Any]:
         """Return whether the turn's action has the right type, and hits the element.
@@ -165,6 +141,10 @@ class Ui(TextEnv):
             return played
         return f"Plan: {', '.join(words for _, words in way)}.\n{played}"
 
+    def _shown(self, text: str) -> TurnResult:
+        """Return a text, which may be "", and the screen."""
+        return TurnResult("\n".join(filter(None, [text, self._screen()])))
+
     def _screen(self) -> str:
         return screen(self.app.elements(), self.boxes)
 
@@ -206,3 +186,41 @@ class Ui(TextEnv):
         hit = self.app.hit
         self.inside = float(action[0] == "tap" and hit(action) == hit(wanted))
         return bool(self.inside)
+
+
+@register_text_env("ui-v0")
+class Ui(UiScreens):
+    """Reach a goal state of an app by taps, or do one named step. Return 1 then.
+
+    Lines of text stand for the picture of a screen: each element has a kind, a label
+    and a box. In the mode ``step`` an episode is one action that the instruction
+    names. Tasks are split into train and test by the hash of the first screen. With
+    ``plan`` the action stands on the last line of a text, below a plan of what is left
+    to do; with ``checks`` an action without an effect is refused before it is applied.
+    """
+
+    def start(
+        self,
+        rng: np.random.Generator,
+        mode: str = "task",
+        apps: Sequence[str] = tuple(APPS),
+        boxes: bool = True,
+        plan: bool = False,
+        checks: int = 0,
+    ) -> str:
+        """Draw an app in some state, and its task.
+
+        Args:
+            rng: Generator of all.
+            mode: ``task``: until the app's goal state is reached. ``step``: one action
+                on a screen, which the instruction names.
+            apps: Names of the apps: ``form``, ``settings``, ``list``, ``tabs``.
+            boxes: Whether elements have boxes and taps are points; otherwise taps name
+                labels. Not in the mode ``step``.
+            plan: Whether the action is read from the last line alone. The expert then
+                writes the actions that are left above it, anew in each turn.
+            checks: Actions in a row, each without an effect, that are refused with the
+                reason and do not count as turns; not in the mode ``step``.
+        """
+        self.begin(rng, mode, apps, boxes, plan, checks)
+        return f"{self.task}\n{self._screen()}\n{self.format_hint}"

@@ -13,12 +13,16 @@ ROWS = 6  # rows of elements that a screen shows at once
 _ROW_HEIGHT = 10
 _NAMES = ("Ana", "Bob", "Eve", "Ida", "Leo", "Max", "Ned", "Uma")
 _FIELDS = ("Name", "City", "Note")
+_SAVE = "Save"
 _PAGES = ("Sound", "Screen", "Power", "Maps")
 _SWITCHES = ("Alarm", "Beep", "Dark", "Auto", "Sync", "Share")
 _ITEMS = (
     *("Apple", "Bread", "Cocoa", "Dates", "Eggs", "Figs", "Grapes", "Honey"),
     *("Jam", "Kale", "Lemon", "Milk"),
 )
+_TABS = ("Home", "Work")
+LABELS = (*_FIELDS, _SAVE, *_PAGES, *_SWITCHES, *_ITEMS, *_TABS)
+KINDS = ("button", "link", "tab", "switch", "field", "item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +169,7 @@ class Form(App):
             Element("field", name, row_box(i), value or ("_" * (name == self.focus)))
             for i, (name, value) in enumerate(self.fields.items())
         ]
-        return [*shown, Element("button", "Save", row_box(len(shown)))]
+        return [*shown, Element("button", _SAVE, row_box(len(shown)))]
 
     def press(self, element: Element) -> None:
         """Focus a field, or save."""
@@ -188,7 +192,7 @@ class Form(App):
         """Focus, write, save."""
         name, text = self.goal
         if self.fields[name] == text:
-            return self.labelled("Save")
+            return self.labelled(_SAVE)
         return ("type", text) if self.focus == name else self.labelled(name)
 
 
@@ -290,8 +294,8 @@ class Tabs(App):
 
     def __init__(self, rng: np.random.Generator):
         names = [str(i) for i in rng.permutation(_ITEMS)[:6]]
-        self.tabs = {"Home": names[:3], "Work": names[3:]}
-        self.tab = "Home"
+        self.tabs = dict(zip(_TABS, (names[:3], names[3:]), strict=True))
+        self.tab = _TABS[0]
         self.goal = str(rng.choice(names))
         self.before = {tab: list(items) for tab, items in self.tabs.items()}
         tab = next(t for t, items in self.tabs.items() if self.goal in items)

@@ -345,13 +345,14 @@ def test_deep_dxsearch_rewards_evidence_only_with_form():
     assert sums == approx([1.25, 0.5, 0.25, 0.0, 0.0])
 
 
-def test_ui_r1_gives_a_point_for_each_of_type_box_and_format():
+@pytest.mark.parametrize("name", ["ui_r1", "ui_r1_pictures"])
+def test_ui_r1_gives_a_point_for_each_of_type_box_and_format(name):
     parts = [(1.0, 1.0, False), (1.0, 0.0, False), (0.0, 0.0, False), (0.0, 0.0, True)]
     made = [
         rollout(i, [0], invalid=[bad], infos=[{"type_right": kind, "inside": box}])
         for i, (kind, box, bad) in enumerate(parts)
     ]
-    assert rewards_of("ui_r1", *made) == [[3.0], [2.0], [1.0], [0.0]]
+    assert rewards_of(name, *made) == [[3.0], [2.0], [1.0], [0.0]]
 
 
 def test_deep_travel_checks_sources_of_feasible_plans_and_repeats_failed_tasks():

@@ -214,6 +214,7 @@ CASES = {
     "demystifying": (demystifying, (*GRPO, *SEARCH)),
     "deep_dxsearch": (deep_dxsearch, (*GRPO, *SEARCH)),
     "ui_r1": (ui_r1, ACT),
+    "ui_r1_pictures": (ui_r1, ACT),
     "deep_travel": (deep_travel, ACT),
     "metaspatial": (metaspatial, ACT),
 }
@@ -283,7 +284,9 @@ def test_good_and_bad_rollouts_differ_as_in_the_paper(name):
     )
 
 
-@pytest.mark.parametrize("name", ["ui_r1", "deep_travel", "metaspatial"])
+@pytest.mark.parametrize(
+    "name", ["ui_r1", "ui_r1_pictures", "deep_travel", "metaspatial"]
+)
 def test_rewards_on_text_stand_ins_are_those_of_the_page(name):
     config = config_of(name)
     played = scripted(config.make_text_env(), tasks=8)

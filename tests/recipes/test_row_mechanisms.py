@@ -175,13 +175,6 @@ def answering(index, reward, *infos, **fields):
     return rollout(index, [0, reward], **given)
 
 
-def test_ui_r1_gives_a_point_for_the_box_and_one_for_the_format():
-    cases = [(1.0, False), (0.0, False), (-1.0, True)]
-    made = [rollout(i, [r], invalid=[bad]) for i, (r, bad) in enumerate(cases)]
-    assert rewards_of("F2", *made) == [[2.0], [1.0], [0.0]]
-    assert config_of("F2").env_config["mode"] == "screen"
-
-
 def test_backtrack_agent_is_judged_at_each_step_and_may_step_back():
     made = rollout(0, [0, 1])
     assert rewards_of("F12", made, judger=[1.0, 0.0])[0] == approx([0.1, 1.0])
