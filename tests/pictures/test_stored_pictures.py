@@ -22,7 +22,7 @@ from rllib_llm.evaluation.runner import local_runner
 from rllib_llm.offline.conversation_files import parse_pair, parse_row
 from rllib_llm.offline.episode_store import EpisodeStore
 from rllib_llm.offline.episode_units import stored_episode_unit
-from rllib_llm.offline.export_rows import as_messages
+from rllib_llm.offline.export_rows import as_messages, write_rows
 from rllib_llm.offline.row_file import RowFile
 from rllib_llm.offline.stored_episodes import conversation_episode
 from rllib_llm.pictures.contract import digest
@@ -76,6 +76,18 @@ def test_a_file_gives_ids_and_places_again_as_ids_or_as_texts(saved):
         for one, two in zip(turns_of(exact), turns_of(again), strict=True):
             assert one.prompt_ids.tolist() == two.prompt_ids.tolist()
             assert one.images == two.images
+
+
+def test_parquet_holds_the_same_pictures(saved, tmp_path):
+    _, lines, _, _ = saved
+    path = tmp_path / "rows.parquet"
+    write_rows(path, [json.loads(line) for line in lines])
+    rows = RowFile([str(path)], parse_row)
+    assert rows.has_pictures
+    for number, line in enumerate(lines):
+        one, two = parse_row(line).agents[0], rows[number].agents[0]
+        assert one.turns == two.turns
+        assert one.pictures.keys() == two.pictures.keys()
 
 
 def test_drawn_episodes_score_as_they_were_sampled(saved):
