@@ -65,6 +65,7 @@ CASES = {
     "vital": ("sft={demonstrations: 300, lr: 3e-3}", *GROUPS, VALID),
     "colour_grid_ppo": ("sft={demonstrations: 200, lr: 1e-2}",),
     "vl_dac": (*LAKE, VALID, "training.critic_warmup_iters=1"),
+    "vagen": (*LAKE, VALID, "training.critic_warmup_iters=1"),
     "sokoban_pictures": (
         "sft={demonstrations: 300, lr: 1e-2}",
         "env_config={size: 3, depth: 1, max_turns: 10}",

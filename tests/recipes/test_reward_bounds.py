@@ -25,7 +25,10 @@ SHIPPED = Path(__file__).parents[2] / "tuned_examples"
 ITERATIONS = (0, 7, 1000)  # weights of rewards may change as training goes on
 LONGEST = 8
 # Environments without a search of their own.
-SCRIPTED = ("ui-v0", "travel-v0", "layout-v0", "written_results-v0")
+SCRIPTED = (
+    *("ui-v0", "travel-v0", "layout-v0", "written_results-v0"),
+    *("ui_pictures-v0", "geo_pictures-v0", "frames_pictures-v0"),
+)
 
 # Of a turn of a search game, given the expert's action and the turn's number.
 SEARCHES = {
@@ -180,7 +183,7 @@ def well_formed(t):
 SOLVED = {
     "deepretrieval": found_all,
     **dict.fromkeys(
-        ("research", "arpo", "aepo", "deep_dxsearch", "metaspatial"),
+        ("research", "arpo", "aepo", "deep_dxsearch", "metaspatial", "vital"),
         lambda t: t.success and well_formed(t),
     ),
     "r1_searcher/answer": lambda t: t.success and well_formed(t),
