@@ -15,7 +15,7 @@ pytestmark = [
 ]
 ROWS = {row.id: row for row in load_methods().rows}
 SMALL = [
-    "language_model.tiny={hidden_size: 32, num_hidden_layers: 1, intermediate_size: 64}",
+    "language_model.tiny={hidden_size: 32, num_hidden_layers: 1}",
     "rollouts.episodes_per_iteration=32",
     "env_config={size: 3}",
 ]
