@@ -84,7 +84,8 @@ def test_every_scorer_reads_pictures_and_resumes(tmp_path, name):
     resumed = scorer_weights(again)
     again.stop()
     if name in ("log_ratio", "vtrace"):
-        # They read the sampler's log-probabilities, whose last bits may vary.
+        # They read the sampler's log-probabilities, whose last bits differ between runs
+        # of several turns, of text as well.
         assert all(torch.allclose(after[n], resumed[n], atol=1e-4) for n in after)
     else:
         assert all(torch.equal(after[n], resumed[n]) for n in after)
