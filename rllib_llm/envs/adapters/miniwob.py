@@ -18,7 +18,7 @@ from rllib_llm.envs.adapters.miniwob_pages import (
 )
 from rllib_llm.envs.adapters.miniwob_views import PageView, ScreenView, page_view
 from rllib_llm.envs.browser.actions import FORMAT_HINT, ActionProblem, PageAction
-from rllib_llm.envs.parsing import require_float
+from rllib_llm.envs.parsing import require_float, require_int
 from rllib_llm.envs.registry import register_text_env
 from rllib_llm.envs.text_env import TextEnv, in_split
 from rllib_llm.errors import ConfigError
@@ -68,6 +68,7 @@ class MiniWob(TextEnv):
         mode: str = "dom",
         pixels: int = PAGE_SIZE[0],
         grid: Sequence[int] = PAGE_SIZE,
+        open_pages: int = 8,
     ) -> TurnResult:
         """Draw the page.
 
@@ -80,6 +81,8 @@ class MiniWob(TextEnv):
             pixels: Width of the picture, in [16, 160]; its height is 21/16 of it.
             grid: Columns and rows of the places that can be clicked; by default the
                 page's pixels.
+            open_pages: Number of pages that stay open in the browser, from 1 to 64:
+                tasks whose page is open start in place, without loading it.
         """
         self.view: PageView = page_view(mode, pixels, grid)
         tasks = [task] if isinstance(task, str) else list(task)
@@ -88,6 +91,7 @@ class MiniWob(TextEnv):
         for each in tasks:
             check_task(each)
         self.timeout_s = require_float("timeout_s", timeout_s, 1.0, 3600.0)
+        self.open_pages = require_int("open_pages", open_pages, 1, 64)
         self.task = tasks[int(rng.integers(len(tasks)))]
         while True:
             seed = int(rng.integers(2**31))
@@ -173,5 +177,6 @@ class MiniWob(TextEnv):
         if self._pages is None:
             self._pages = MiniWobPages()
         self._pages.browser.timeout_s = self.timeout_s
+        self._pages.limit = self.open_pages
         self._pages.has_screenshots = isinstance(self.view, ScreenView)
         return self._pages

@@ -101,16 +101,21 @@ class PageState:
 class MiniWobPages:
     """One browser with tasks of MiniWoB++.
 
+    Pages that can be started in place stay open, each in a tab of its own.
+
     Attributes:
         has_screenshots: Whether the states have screenshots.
+        limit: Number of pages that stay open, at least 1.
     """
 
     has_screenshots = False
+    limit = 1
 
     def __init__(self) -> None:
         self._folder = pages_folder()
         self._num_loads = 0
-        self._task, self._search = "", ""
+        # The end of the address with which each task was loaded last; it has no other.
+        self._searches: dict[str, str] = {}
         self.browser = Browser()
 
     def start(self, task: str, seed: int, split: str, anew: bool) -> PageState:
@@ -121,13 +126,14 @@ class MiniWobPages:
             seed: Seed of the page's random numbers, in [0, 2**31).
             split: ``train`` or ``test``; some pages have two sets of data.
             anew: Whether the page is loaded although it is open, so that nothing of
-                earlier episodes is left on it; that takes about six times as long.
+                earlier episodes is left on it; that takes several times as long.
 
         Raises:
             EnvProcessError: If the browser fails.
         """
-        if anew or not self._is_open(task):
-            self._load(task)
+        tab = "" if anew or self.limit == 1 else task
+        if anew or not self._is_open(task, tab):
+            self._load(task, tab)
         if self.has_screenshots:
             self.browser.call("run", _STILL)
             # The mouse is where the last episode has left it, and what is below it may
@@ -154,25 +160,28 @@ class MiniWobPages:
         png = self.browser.call("screenshot", *PAGE_SIZE)
         return dataclasses.replace(state, png=png)
 
-    def _load(self, task: str) -> None:
-        self._task = ""  # until it is loaded
+    def _load(self, task: str, tab: str) -> None:
+        self._searches.pop(task, None)  # until it is loaded
         self._num_loads += 1
-        self._search = f"?load={self._num_loads}"
-        address = (self._folder / f"{task}.html").as_uri() + self._search
+        search = f"?load={self._num_loads}"
+        address = (self._folder / f"{task}.html").as_uri() + search
         try:
+            self.browser.call("show", tab, self.limit)
             self.browser.call("open", address)
         except EnvProcessError:
             # Nothing is lost yet: another browser can load the same page.
+            self.browser.call("show", tab, self.limit)
             self.browser.call("open", address)
-        self._wait_until(_IS_LOADED, self._search)
-        self._task = task
+        self._wait_until(_IS_LOADED, search)
+        self._searches[task] = search
 
-    def _is_open(self, task: str) -> bool:
-        """Return whether the browser works and shows the task's page."""
-        if task != self._task:
+    def _is_open(self, task: str, tab: str) -> bool:
+        """Return whether the browser works and its tab shows the task's page."""
+        if task not in self._searches:
             return False
         try:
-            return bool(self.browser.call("run", _IS_LOADED, self._search))
+            self.browser.call("show", tab, self.limit)
+            return bool(self.browser.call("run", _IS_LOADED, self._searches[task]))
         except EnvProcessError:
             return False  # another browser is started for the next call
 

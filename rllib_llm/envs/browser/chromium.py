@@ -34,7 +34,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy")
 
 
 class Chromium:
-    """A browser with one page.
+    """A browser whose calls go to one of its tabs, of which it starts with one.
 
     Args:
         binary: Path of Chromium.
@@ -58,15 +58,34 @@ class Chromium:
         # An open dialog would make every later call fail.
         options.unhandled_prompt_behavior = "dismiss"
         self._driver = webdriver.Chrome(options=options, service=Service(driver))
-        # Without it pages get focus events only if the window is in front.
-        self._driver.execute_cdp_cmd(
-            "Emulation.setFocusEmulationEnabled", {"enabled": True}
-        )
         tools = importlib.resources.files(__package__).joinpath("page.js")
-        self._driver.execute_cdp_cmd(
-            "Page.addScriptToEvaluateOnNewDocument",
-            {"source": tools.read_text("utf-8")},
-        )
+        self._tools = tools.read_text("utf-8")
+        self._prepare_tab()
+        # The tab used last stands last.
+        self._tabs = {"": self._driver.current_window_handle}
+
+    def show(self, tab: str, limit: int) -> None:
+        """Send all later calls to a tab, which is opened empty if it is not there.
+
+        Args:
+            tab: Any name; ``""`` is the first one's.
+            limit: Number of tabs to keep, at least 1: those used longest ago are
+                closed.
+        """
+        if tab == next(reversed(self._tabs)):
+            return
+        if tab in self._tabs:
+            handle = self._tabs.pop(tab)
+            self._driver.switch_to.window(handle)
+        else:
+            self._driver.switch_to.new_window("tab")
+            handle = self._driver.current_window_handle
+            self._prepare_tab()
+        self._tabs[tab] = handle
+        while len(self._tabs) > limit:
+            self._driver.switch_to.window(self._tabs.pop(next(iter(self._tabs))))
+            self._driver.close()
+            self._driver.switch_to.window(handle)
 
     def open(self, address: str) -> None:
         """Load a page and wait until it is ready."""
@@ -123,6 +142,15 @@ class Chromium:
             self._driver.quit()
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _prepare_tab(self) -> None:
+        # Without it pages get focus events only if their tab is in front.
+        self._driver.execute_cdp_cmd(
+            "Emulation.setFocusEmulationEnabled", {"enabled": True}
+        )
+        self._driver.execute_cdp_cmd(
+            "Page.addScriptToEvaluateOnNewDocument", {"source": self._tools}
+        )
 
 
 def environ_of_browser(given: Mapping[str, str], folder: str) -> dict[str, str]:

@@ -115,6 +115,28 @@ def test_pages_started_in_place_equal_new_ones(pages, task):
     assert old._num_loads < new._num_loads
 
 
+def test_each_page_has_a_tab_of_its_own_up_to_the_limit(pages):
+    tasks = ["enter-text", "click-test", "focus-text", "click-color"]
+    new, old = pages
+    old.limit = 3
+    try:
+        for seed, place in enumerate((0, 1, 2, 0, 1, 3, 1, 0, 2)):
+            loads = old._num_loads
+            shown = old.start(tasks[place], seed, "train", anew=False)
+            assert shown == new.start(tasks[place], seed, "train", anew=True)
+            assert (old._num_loads == loads) == (seed in (3, 4, 6, 7)), seed
+            while not shown.is_done:  # clicks and keys reach the tab that is shown
+                action = EXPERTS[tasks[place]](shown.task, shown.elements)
+                if action.kind == "click":
+                    left, top, right, bottom = shown.elements[action.number - 1].box
+                    middle = (left + right) / 2, (top + bottom) / 2
+                    action = PageAction("click", place=middle)
+                shown = old.act(action)
+            assert shown.reward == 1.0
+    finally:
+        old.limit = 1
+
+
 def test_pictures_depend_on_nothing_but_the_seed(env):
     tasks = ["enter-text", "click-tab-2", "click-button", "focus-text"]
     alone = {task: pictures_of(env, task) for task in tasks}

@@ -33,22 +33,30 @@ class StandIn(client.Browser):
     def __init__(self):
         self.calls, self.fail_at, self.starts = [], None, 0
         self.states, self.timeout_s = [], 60.0
-        self.shown = None
+        self.shown, self.tabs = None, {"": ""}
 
     def call(self, method, *arguments):
         if method == self.fail_at:
-            self.fail_at = None
+            self.fail_at, self.tabs = None, {"": ""}
             raise EnvProcessError("The browser failed.")
         self.calls.append((method, *arguments))
+        if method == "show":
+            tab, limit = arguments
+            self.tabs[tab] = self.tabs.pop(tab, "")
+            self.tabs = dict(list(self.tabs.items())[-limit:])
         if method == "screenshot":
             return picture_of(self.shown, *arguments)
+        tab = next(reversed(self.tabs))
         if method == "open":
-            self.task = arguments[0].rpartition("/")[2].partition(".html")[0]
+            self.tabs[tab] = arguments[0].rpartition("/")[2]
         script = arguments[0] if method == "run" else ""
-        if "WOB_TASK_READY" in script or "location.search" in script:
+        if "WOB_TASK_READY" in script:
             return True
+        if "location.search" in script:
+            return self.tabs[tab].endswith(arguments[1])
         if "startEpisodeReal" in script:
-            self.states = list(RECORDED[self.task]["states"])
+            task = self.tabs[tab].partition(".html")[0]
+            self.states = list(RECORDED[task]["states"])
         if "getUtterance" not in script:
             return None
         self.shown = self.states.pop(0)
@@ -224,7 +232,8 @@ def test_random_actions_on_the_screen_are_valid(env):
 def test_scripts_get_numbers_and_never_texts_of_the_model(env):
     env.reset(seed=0, options={"task": "choose-list"})
     browser = browser_of(env)
-    opened, loaded, started = browser.calls[:3]
+    shown, opened, loaded, started = browser.calls[:4]
+    assert shown == ("show", "choose-list", 8)
     assert opened[0] == "open" and opened[1].endswith("/choose-list.html?load=1")
     assert loaded[2] == "?load=1"
     assert started[2:] == env._game[1:]
@@ -301,21 +310,31 @@ def test_restoring_replays_the_actions(env):
     assert len(starts) == 2
 
 
+TWO = ["enter-text", "click-test"]
+
+
 @pytest.mark.parametrize(
-    ("tasks", "loads"),
+    ("tasks", "limit", "loads"),
     [
-        (["enter-text"] * 3, 1),
-        (["click-tab"] * 3, 3),  # keeps marks of the episode before
-        (["enter-text", "click-test", "enter-text"], 3),
+        (["enter-text"] * 3, 1, 1),
+        (["click-tab"] * 3, 8, 3),  # keeps marks of the episode before
+        ([*TWO, "enter-text"], 1, 3),
+        ([*TWO, "enter-text"], 2, 2),
+        ([*TWO, "click-tab", *TWO], 3, 3),
+        ([*TWO, "focus-text", "enter-text"], 2, 4),  # the oldest is closed
+        (["focus-text", *TWO, "enter-text", "click-test"], 2, 3),
     ],
 )
-def test_pages_are_loaded_only_where_they_cannot_start_in_place(env, tasks, loads):
+def test_pages_are_loaded_only_where_they_cannot_start_in_place(
+    env, tasks, limit, loads
+):
     for seed, task in enumerate(tasks):
-        env.reset(seed=seed, options={"task": task})
+        env.reset(seed=seed, options={"task": task, "open_pages": limit})
     calls = browser_of(env).calls
     assert sum(c[0] == "open" for c in calls) == loads
     blurred = [c for c in calls if "activeElement.blur()" in str(c)]
-    assert [c[2] for c in blurred][-1] == env._game[1] and len(blurred) == 3
+    assert [c[2] for c in blurred][-1] == env._game[1]
+    assert len(blurred) == len(tasks)
 
 
 def test_a_page_that_failed_is_loaded_anew(env):
