@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from rllib_llm.errors import ConfigError, did_you_mean
-from rllib_llm.schema import PositiveFloat, PositiveInt
+from rllib_llm.schema import Fraction, PositiveFloat, PositiveInt
 
 
 class TinySizes(TypedDict, total=False):
     """Sizes of the tiny model; defaults are in ``TINY_DEFAULTS``.
 
     ``image_size`` and ``patch_size`` (pixels) belong to ``tiny-vlm`` alone, whose
-    defaults are in ``tiny_vlm.TINY_VLM_DEFAULTS``.
+    defaults are in ``tiny_vlm.TINY_VLM_DEFAULTS``, as do ``image_mean`` and
+    ``image_std`` of the values of red, green and blue, from 0 to 1: its tower reads
+    ``(value - mean) / std``.
     """
 
     hidden_size: PositiveInt
@@ -31,6 +33,8 @@ class TinySizes(TypedDict, total=False):
     initializer_range: PositiveFloat
     image_size: PositiveInt
     patch_size: PositiveInt
+    image_mean: list[Fraction]
+    image_std: list[PositiveFloat]
 
 
 BUILT_MODELS = ("tiny", "tiny-vlm")

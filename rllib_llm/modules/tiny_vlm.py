@@ -29,6 +29,9 @@ TINY_VLM_DEFAULTS: TinySizes = {
     "initializer_range": 0.06,
     "image_size": 32,
     "patch_size": 8,
+    # Those of SmolVLM's processor.
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
 }
 
 
@@ -48,6 +51,7 @@ def save_tiny_vlm(
     check_sizes(sizes, TINY_VLM_DEFAULTS)
     settings = {**TINY_VLM_DEFAULTS, **sizes}
     image_size, patch_size = settings.pop("image_size"), settings.pop("patch_size")
+    colours = {name: settings.pop(name) for name in ("image_mean", "image_std")}
     special = (IMAGE_TOKEN, AROUND_TOKEN)
     tokenizer = build_tokenizer(texts, settings["vocab_size"], special)
     settings["vocab_size"] = len(tokenizer)
@@ -76,20 +80,18 @@ def save_tiny_vlm(
     save_random(
         folder, lambda: SmolVLMForConditionalGeneration(config), tokenizer, seed
     )
-    _save_processor(folder, image_size)
+    _save_processor(folder, image_size, colours)
 
 
-def _save_processor(folder: Path, size: int) -> None:
+def _save_processor(folder: Path, size: int, colours: dict[str, list[float]]) -> None:
     """Write the settings of the family's image processor."""
-    half = [0.5, 0.5, 0.5]
     settings = {
         "image_processor_type": "SmolVLMImageProcessor",
         "do_image_splitting": False,
         "do_resize": True,
         "size": {"longest_edge": size},
         "max_image_size": {"longest_edge": size},
-        "image_mean": half,
-        "image_std": half,
+        **colours,
     }
     text = json.dumps(settings, indent=2, sort_keys=True)
     (folder / "preprocessor_config.json").write_text(text)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+import torch
 from family_folders import WRITERS
-from picture_helpers import picture
+from picture_helpers import picture, write_vlm
+from transformers import AutoModelForImageTextToText
 
 from rllib_llm import (
     GRPOConfig,
@@ -23,6 +25,8 @@ from rllib_llm.engines import vllm_setup
 from rllib_llm.envs import TextEnv
 from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.offline.prepare_model import prepare_language_model
+from rllib_llm.pictures.features import PictureReader
+from rllib_llm.pictures.spec import image_spec
 
 
 def config_of(kind=GRPOConfig, **model):
@@ -137,11 +141,44 @@ def test_the_tower_of_a_checkpoint_is_frozen_unless_asked(vlm):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "name"), [({"image_size": 16}, "tiny"), ({"head_dim": 3}, "tiny-vlm")]
+    ("sizes", "name"),
+    [
+        ({"image_size": 16}, "tiny"),
+        ({"image_mean": [1.0, 1.0, 1.0]}, "tiny"),
+        ({"head_dim": 3}, "tiny-vlm"),
+    ],
 )
 def test_sizes_belong_to_a_model(sizes, name):
     with pytest.raises(ConfigError, match="no setting"):
         config_of(model=name, tiny=sizes).validate()
+
+
+def features(folder, level, **colours):
+    """Return the features of a grey picture: [tokens, hidden]."""
+    name = write_vlm(folder, **colours)
+    lm = AutoModelForImageTextToText.from_pretrained(name)
+    pixels = torch.full((1, 32, 32, 3), level, dtype=torch.uint8)
+    with torch.no_grad():
+        return PictureReader(lm, image_spec(name))(pixels)[0]
+
+
+def test_the_tower_reads_colours_relative_to_their_mean_and_deviation(tmp_path):
+    grey = features(tmp_path / "a", 204)  # (0.8 - 0.5) / 0.5
+    scaled = {"image_mean": [0.2] * 3, "image_std": [1.0] * 3}
+    torch.testing.assert_close(features(tmp_path / "b", 204, **scaled), grey)
+    # The colour at 0 differs with the mean, so it changes what the tower sees.
+    white = features(tmp_path / "c", 255, image_mean=[1.0] * 3)
+    black = features(tmp_path / "d", 0, image_mean=[0.0] * 3)
+    torch.testing.assert_close(white, black)
+    assert not torch.allclose(white, features(tmp_path / "e", 255))
+
+
+@pytest.mark.parametrize("key", ["image_mean", "image_std"])
+def test_colours_have_three_values(key):
+    with pytest.raises(ConfigError, match=rf"tiny.{key}=\[0.5\] .*three numbers"):
+        config_of(tiny={key: [0.5]}).validate()
+    with pytest.raises(ConfigError, match=key):
+        config_of(tiny={key: [-1.0, 0.5, 0.5]}).validate()
 
 
 def test_a_model_of_text_is_refused_before_training():

@@ -118,6 +118,13 @@ def _validate_tiny(config: LLMConfig) -> None:
             f"language_model.tiny.num_key_value_heads={shared} must divide "
             f"num_attention_heads={heads}."
         )
+    for key in ("image_mean", "image_std"):
+        values = config.lm_tiny.get(key, [0.5] * 3)
+        if len(values) != 3:
+            raise ConfigError(
+                f"language_model.tiny.{key}={values} must have three numbers, for red, "
+                "green and blue, e.g. [1.0, 1.0, 1.0]."
+            )
 
 
 def _validate_precision(config: LLMConfig) -> None:
