@@ -70,7 +70,8 @@ class Slot(threading.Thread):
     def __init__(self, seeds: itertools.count, arguments: argparse.Namespace):
         super().__init__()
         self._seeds, self._arguments = seeds, arguments
-        self._env = make_env("miniwob-v0", {"task": arguments.tasks})
+        options = {"task": arguments.tasks, "open_pages": arguments.open_pages}
+        self._env = make_env("miniwob-v0", options)
         self.counts = Counts()
 
     def run(self) -> None:
@@ -234,6 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--tasks", nargs="+", default=sorted(EXPERTS))
+    parser.add_argument("--open-pages", type=int, default=8, help="in each browser")
     parser.add_argument("--slots", type=int, default=2, help="browsers at a time")
     parser.add_argument(
         "--kill-every", type=int, default=50, help="in episodes; 0: never"

@@ -37,7 +37,7 @@ def run(name: str, seed: int, per_task: int, every: int) -> dict[str, Any]:
     recipe = load_recipe(name, [f"seed={seed}"])
     config = recipe.build_config()
     config.validate()
-    kinds = list(config.env_config["task"])
+    kinds = list(dict.fromkeys(config.env_config["task"]))  # some may be there twice
     clock = Clock()
     config.resolved_model = prepare_language_model(config)
     record: dict[str, Any] = {"recipe": name, "seed": seed, "sft": clock.minutes()}
