@@ -106,7 +106,7 @@ def _check_vllm(config: LLMConfig) -> None:
         )
     spec = image_spec(config.resolved_model or config.lm_model)
     assert spec is not None  # it reads pictures
-    check_family(spec.family, engine)
+    check_family(spec.family, engine, adapters=bool(config.lm_lora))
     if not config.lm_lora:
         return
     if config.trained_beside_adapters():
