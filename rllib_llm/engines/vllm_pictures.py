@@ -234,7 +234,8 @@ class PicturePrompts:
         The first of a picture's parts is the whole picture. vLLM computes as many
         feature vectors as the parts that it gets have, so it needs as many ids.
         """
-        count, ids, places = self._spec.count, [], []
+        count, places = self._spec.count, []
+        ids: list[int] = []
         for span in rendered["mm_placeholders"]["image"]:
             places.append(dataclasses.replace(span, offset=len(ids), length=count))
             ids += rendered["prompt_token_ids"][span.offset : span.offset + count]

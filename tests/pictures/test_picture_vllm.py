@@ -29,16 +29,18 @@ pytestmark = pytest.mark.slow
 
 KWARGS = {"kv_cache_memory_bytes": 2**26}
 SHOWN = [
-    ("one <image> two <image> three", [picture(1), picture(2)]),
+    ("one <image>", [picture(1)]),
     ("no picture", []),
     ("again <image> and <image>", [picture(1, 40, 20), picture(2)]),
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Write an Idefics3, whose processor needs no further package."""
-    return write_for_vllm("idefics3", tmp_path_factory.mktemp("idefics3"))
+@pytest.fixture(scope="module", params=["idefics3", "qwen3_vl"])
+def folder(request, tmp_path_factory):
+    """Write an Idefics3, whose processor needs no further package, and a Qwen3-VL."""
+    if request.param != "idefics3":
+        pytest.importorskip("torchvision")
+    return write_for_vllm(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def make_vllm(folder, module, **settings) -> VLLMEngine:

@@ -16,11 +16,10 @@ from rllib_llm.engines import vllm_pictures
 from rllib_llm.engines.checkpoint_format import CheckpointFormat
 from rllib_llm.engines.vllm_pictures import (
     PicturePrompts,
-    check_family,
     picture_arguments,
     tower_values,
 )
-from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.errors import ModelError
 from rllib_llm.modules.loading import load_tokenizer
 from rllib_llm.pictures.contract import digest
 from rllib_llm.pictures.families import FAMILIES
@@ -145,11 +144,6 @@ def test_the_whole_picture_is_all_that_is_kept_of_tiles(tmp_path):
         (value,) = first.get_data()["pixel_values"]
         torch.testing.assert_close(value.float(), tower_values(spec, image))
         assert (second is None) == bool(known)
-
-
-def test_onevision_gets_no_adapters():
-    with pytest.raises(ConfigError, match="no LoRA for models of type 'llava_onevis"):
-        check_family(TILED, "vllm", adapters=True)
 
 
 @pytest.mark.parametrize("name", ["llava", TILED])

@@ -91,9 +91,14 @@ def test_forks_show_the_pictures_before_their_place(folder, ray_session):
     assert learned(result)[MISMATCH] < 1e-3
 
 
-def test_candidates_answer_the_same_pictures(folder, ray_session):
+def test_candidates_answer_the_same_pictures(folder, ray_session, tmp_path):
     config = vllm_config(folder)
-    config.rollouts(candidates=3, candidate_scores="logp")
+    config.rollouts(
+        candidates=3,
+        candidate_scores="logp",
+        save_episodes=str(tmp_path),
+        save_as="best_candidates",
+    )
     algo = config.build_algo()
     tasks = algo.config.build_task_source().next_groups(1)
     episodes = algo.env_runner.sample(tasks=tasks)
@@ -111,9 +116,12 @@ def test_adapters_of_the_text_part_change_vllm_as_the_learner(name, tmp_path):
         pytest.importorskip("torchvision")
     path, lora = write_for_vllm(name, tmp_path), {"rank": 4, "alpha": 16}
     module = make_vlm_module(
-        path, lora={**lora, "target_modules": "all-linear", "parts": ["text"]}
+        path,
+        lora={**lora, "target_modules": "all-linear", "parts": ["text"]},
+        freeze=["vision", "projector"],
     )
     engine = make_vllm(path, module, lora=lora)
+    assert gap(engine, module, path, "base") < 1e-4
     torch.manual_seed(2)
     for parameter in module.parameters():
         if parameter.requires_grad:
