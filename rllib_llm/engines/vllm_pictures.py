@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.modules.architectures import read_config
 from rllib_llm.pictures.contract import digest
 from rllib_llm.pictures.families import flat_patches
 from rllib_llm.pictures.placement import PictureRef, PlacedPicture
@@ -114,6 +115,26 @@ def check_family(family: str, engine: str, *, adapters: bool = False) -> None:
             f"generation.engine={engine!r} needs {' and '.join(missing)} for the "
             f"processor of models of type {family!r}. Run pip install "
             f"{' '.join(missing)}, or use engine='torch'."
+        )
+
+
+def check_layers(model: str, engine: str) -> None:
+    """Check that vLLM can read the layers of the tower that a model's config names.
+
+    vLLM builds the projector of LLaVAs for the output of one layer.
+
+    Args:
+        model: Folder or hub id of a vision-language model.
+        engine: Name of the engine, for messages.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    layers = getattr(read_config(model), "vision_feature_layer", None)
+    if isinstance(layers, list | tuple) and len(layers) > 1:
+        raise ConfigError(
+            f"generation.engine={engine!r} reads one layer of the vision tower, and "
+            f"{model!r} has vision_feature_layer={list(layers)}. Use engine='torch'."
         )
 
 

@@ -95,6 +95,13 @@ def test_vllm_reads_the_pictures_of_folders_and_not_of_tiny_vlm(engine, tmp_path
 
 
 @pytest.mark.usefixtures("vllm")
+def test_vllm_reads_one_layer_of_a_tower(tmp_path):
+    config = config_of(model=WRITERS["llava_siglip"](tmp_path))
+    with pytest.raises(ConfigError, match=r"vision_feature_layer=\[-2, -1\]"):
+        config.generation(engine="vllm").validate()
+
+
+@pytest.mark.usefixtures("vllm")
 def test_vllm_has_no_adapters_for_onevision(tmp_path):
     model = {"model": WRITERS["llava_onevision"](tmp_path), "lora": {"rank": 2}}
     config = config_of(**model).generation(engine="vllm")
