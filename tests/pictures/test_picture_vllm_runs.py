@@ -1,4 +1,4 @@
-"""Runs that sample pictures with vLLM: GRPO, LoRA, forks, candidates, wrong folders."""
+"""Runs that sample pictures with vLLM: GRPO, LoRA, forks, searches, wrong folders."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from rllib_llm.data import columns
 from rllib_llm.data.candidates import candidate_episodes
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.errors import ModelError
+from rllib_llm.evaluation.outcomes import held_out_tasks
+from rllib_llm.evaluation.runner import local_runner
+from rllib_llm.evaluation.tree_search import MctsSettings, search_tasks
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -107,6 +110,16 @@ def test_candidates_answer_the_same_pictures(folder, ray_session, tmp_path):
         replies = candidate_episodes(episodes[0], turn)
         assert len(replies) == 3
         assert episode_gap(replies, folder) < 1e-4
+
+
+def test_a_search_plays_on_from_places_with_pictures(folder, ray_session):
+    algo = vllm_config(folder).build_algo()
+    settings = MctsSettings(simulations=6, width=2, exploration=0.5)
+    tasks = held_out_tasks(algo.config, 2)
+    searches = search_tasks(local_runner(algo), tasks, settings)
+    outcomes = [search.outcome(number) for number, search in enumerate(searches)]
+    algo.stop()
+    assert [(o.success, o.turns) for o in outcomes] == [(True, 3)] * 2
 
 
 @torch.no_grad()
