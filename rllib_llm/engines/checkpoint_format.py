@@ -21,7 +21,7 @@ from rllib_llm.modules.architectures import auto_class, fused_experts
 # the copies of one layer in memory at a time.
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 # The towers of CLIP and SigLIP lost a level of modules in transformers 5, which the
-# files of LLaVA on the hub and vLLM's modules have.
+# files of LLaVAs on the hub and vLLM's modules have.
 _TOWER = re.compile(r"(^|\.)vision_tower\.(?!vision_model\.)")
 
 
@@ -42,7 +42,7 @@ class CheckpointFormat:
 
     @property
     def _has_flat_tower(self) -> bool:
-        return bool(self._skeleton.config.model_type == "llava")
+        return self._skeleton.config.model_type in ("llava", "llava_onevision")
 
     @property
     def has_experts(self) -> bool:

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rllib_llm.errors import ConfigError, ModelError
+from rllib_llm.modules.architectures import read_config
 from rllib_llm.pictures.contract import digest
+from rllib_llm.pictures.families import flat_patches
 from rllib_llm.pictures.placement import PictureRef, PlacedPicture
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -33,13 +36,21 @@ def _idefics3(size: int) -> dict[str, Any]:
     return {"do_image_splitting": False, "size": edge, "max_image_size": edge}
 
 
+def _sides(size: int) -> dict[str, Any]:
+    return {"size": {"height": size, "width": size}}
+
+
 def _llava(size: int) -> dict[str, Any]:
-    sides = {"height": size, "width": size}
-    return {"size": sides, "crop_size": sides}
+    return {**_sides(size), "crop_size": {"height": size, "width": size}}
 
 
 def _internvl(size: int) -> dict[str, Any]:
-    return {"crop_to_patches": False, "size": {"height": size, "width": size}}
+    return {**_sides(size), "crop_to_patches": False}
+
+
+def _qwen(size: int) -> dict[str, Any]:
+    area = size * size  # these edges are areas
+    return {"size": {"shortest_edge": area, "longest_edge": area}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,43 +60,81 @@ class _Processor:
     Attributes:
         settings: Returns its arguments for whole square pictures of a size in pixels.
         packages: Modules that it imports besides those of vLLM on a CPU.
+        writes_around: Whether it writes the control tokens around a picture.
+        adds_tiles: Whether tiles follow the whole picture whatever its arguments.
+        takes_adapters: Whether vLLM has LoRA for the family.
     """
 
     settings: Callable[[int], dict[str, Any]]
     packages: tuple[str, ...] = ()
+    writes_around: bool = True
+    adds_tiles: bool = False
+    takes_adapters: bool = True
 
 
+_TORCHVISION = ("torchvision",)
+_QWEN = _Processor(_qwen, _TORCHVISION, writes_around=False)
 _PROCESSORS = {
     "idefics3": _Processor(_idefics3),
     "smolvlm": _Processor(_idefics3, ("num2words", "torchvision")),
-    "llava": _Processor(_llava, ("torchvision",)),
-    "internvl": _Processor(_internvl, ("torchvision",)),
+    "llava": _Processor(_llava, _TORCHVISION),
+    "llava_onevision": _Processor(
+        _sides, _TORCHVISION, adds_tiles=True, takes_adapters=False
+    ),
+    "internvl": _Processor(_internvl, _TORCHVISION),
+    "qwen2_vl": _QWEN,
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN,
 }
-"""By family. LLaVA-OneVision is not among them: vLLM always splits its pictures."""
+"""By family."""
 
 
-def check_family(family: str, engine: str) -> None:
-    """Check that vLLM can read a family's pictures as this package does.
+def check_family(family: str, engine: str, *, adapters: bool = False) -> None:
+    """Check that vLLM can sample with a family's models as this package does.
 
     Args:
         family: Model type of transformers.
         engine: Name of the engine, for messages.
+        adapters: Whether it gets LoRA adapters.
 
     Raises:
         ConfigError: If it cannot, or a package is missing.
     """
-    if family not in _PROCESSORS:
+    processor = _PROCESSORS[family]
+    if adapters and not processor.takes_adapters:
+        others = sorted(n for n, p in _PROCESSORS.items() if p.takes_adapters)
         raise ConfigError(
-            f"generation.engine={engine!r} does not carry pictures of models of type "
-            f"{family!r}, only of {', '.join(sorted(_PROCESSORS))}. Use engine='torch'."
+            f"generation.engine={engine!r} has no LoRA for models of type {family!r}, "
+            f"only for {', '.join(others)}. Set language_model.lora to null, or use "
+            "engine='torch'."
         )
-    packages = _PROCESSORS[family].packages
+    packages = processor.packages
     missing = [p for p in packages if importlib.util.find_spec(p) is None]
     if missing:
         raise ConfigError(
             f"generation.engine={engine!r} needs {' and '.join(missing)} for the "
             f"processor of models of type {family!r}. Run pip install "
             f"{' '.join(missing)}, or use engine='torch'."
+        )
+
+
+def check_layers(model: str, engine: str) -> None:
+    """Check that vLLM can read the layers of the tower that a model's config names.
+
+    vLLM builds the projector of LLaVAs for the output of one layer.
+
+    Args:
+        model: Folder or hub id of a vision-language model.
+        engine: Name of the engine, for messages.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    layers = getattr(read_config(model), "vision_feature_layer", None)
+    if isinstance(layers, list | tuple) and len(layers) > 1:
+        raise ConfigError(
+            f"generation.engine={engine!r} reads one layer of the vision tower, and "
+            f"{model!r} has vision_feature_layer={list(layers)}. Use engine='torch'."
         )
 
 
@@ -100,6 +149,9 @@ def picture_arguments(spec: ImageSpec, max_context_tokens: int) -> dict[str, Any
     return {
         "skip_tokenizer_init": False,  # the processor contains the tokenizer
         "mm_processor_kwargs": _PROCESSORS[spec.family].settings(spec.size),
+        # vLLM would pass raw pixels to towers that can normalise them; the probe
+        # compares the normalised ones.
+        "mm_device_do_normalize": False,
         # Zero videos: vLLM would reserve memory for the longest one.
         "limit_mm_per_prompt": {
             "image": max(1, max_context_tokens // spec.count),
@@ -118,9 +170,13 @@ class PicturePrompts:
     """
 
     def __init__(self, spec: ImageSpec, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Encode the text that stands for a picture."""
+        """Encode the text that the processor writes for a picture."""
         self._spec = spec
-        self._run: list[int] = tokenizer.encode(spec.expand(), add_special_tokens=False)
+        self._processor = _PROCESSORS[spec.family]
+        text = spec.token * spec.count
+        if self._processor.writes_around:
+            text = spec.expand()
+        self._run: list[int] = tokenizer.encode(text, add_special_tokens=False)
 
     def probe(self, llm: LLMEngine) -> None:
         """Compare vLLM's ids and pixels of a picture with this package's.
@@ -134,7 +190,8 @@ class PicturePrompts:
         # vLLM's cache would count on a request with the picture, which does not follow.
         rendered = self._rendered(llm, [PlacedPicture(ref, picture)], is_cached=False)
         self._check_ids(rendered["prompt_token_ids"], self._run)
-        self._check_pixels(rendered["mm_kwargs"].get_data(), picture)
+        (item,) = rendered["mm_kwargs"]["image"]
+        self._check_pixels(item.get_data()["pixel_values"], picture)
 
     def __call__(
         self, llm: LLMEngine, history: list[int], pictures: Sequence[PlacedPicture]
@@ -190,7 +247,27 @@ class PicturePrompts:
             "multi_modal_uuids": {"image": [p.ref.digest for p in pictures]},
         }
         (rendered,) = llm.renderer.render_cmpl([prompt], skip_mm_cache=not is_cached)
-        return rendered
+        return self._without_tiles(rendered) if self._processor.adds_tiles else rendered
+
+    def _without_tiles(self, rendered: Any) -> Any:
+        """Return a prompt of pictures alone with the whole of each picture alone.
+
+        The first of a picture's parts is the whole picture. vLLM computes as many
+        feature vectors as the parts that it gets have, so it needs as many ids.
+        """
+        count, places = self._spec.count, []
+        ids: list[int] = []
+        for span in rendered["mm_placeholders"]["image"]:
+            places.append(dataclasses.replace(span, offset=len(ids), length=count))
+            ids += rendered["prompt_token_ids"][span.offset : span.offset + count]
+        items = rendered["mm_kwargs"]
+        whole = [_first_part(item) for item in items["image"]]
+        return {
+            **rendered,
+            "prompt_token_ids": ids,
+            "mm_kwargs": type(items)({"image": whole}),
+            "mm_placeholders": {"image": places},
+        }
 
     def _check_ids(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
         if list(theirs) != list(ours):
@@ -201,16 +278,13 @@ class PicturePrompts:
                 f"tokenizer differs from the config of the model. {_REMEDY}."
             )
 
-    def _check_pixels(self, data: dict[str, Any], picture: np.ndarray) -> None:
+    def _check_pixels(self, values: Any, picture: np.ndarray) -> None:
         """Check that vLLM's tower gets the values that the Learner's gets."""
         import torch
 
         spec = self._spec
-        values = data["pixel_values"]
         values = values if isinstance(values, torch.Tensor) else torch.stack(values)
-        scaled = torch.from_numpy(picture).float() / 255
-        ours = (scaled - torch.tensor(spec.mean)) / torch.tensor(spec.std)
-        ours = ours.permute(2, 0, 1)
+        ours = tower_values(spec, picture)
         shape = tuple(values.shape)
         if values.numel() != ours.numel():
             raise ModelError(
@@ -227,6 +301,42 @@ class PicturePrompts:
                 f"image_std={spec.std}. Correct the model's preprocessor_config.json. "
                 f"{_REMEDY}."
             )
+
+
+def tower_values(spec: ImageSpec, picture: np.ndarray) -> torch.Tensor:
+    """Return what the tower gets of a picture, as the Learner computes it.
+
+    Args:
+        spec: Picture inputs of the model.
+        picture: uint8 [size, size, 3].
+
+    Returns:
+        Normalised pixels [3, size, size]; of Qwen's families patches
+        [patches, 3 * frames * patch * patch].
+    """
+    import torch
+
+    scaled = torch.from_numpy(picture).float() / 255
+    values = (scaled - torch.tensor(spec.mean)) / torch.tensor(spec.std)
+    values = values.permute(2, 0, 1)
+    if spec.frames is None or spec.side is None:
+        return values
+    return flat_patches(
+        values[None],
+        patch=spec.patch,
+        merged=spec.size // spec.patch // spec.side,
+        frames=spec.frames,
+    )
+
+
+def _first_part(item: Any) -> Any:
+    """Return a prepared picture without its tiles."""
+    # Without values: vLLM's engine has the picture from an earlier request.
+    values = None if item is None else item["pixel_values"]
+    if values is None or values.data is None:
+        return item
+    whole = dataclasses.replace(values, data=values.data[:1])
+    return type(item)({**item, "pixel_values": whole})
 
 
 def _text_before(span: Any) -> int:

@@ -63,6 +63,7 @@ _FIXED = (
     "runner",
     "convert",
     "mm_processor_kwargs",
+    "mm_device_do_normalize",
     "limit_mm_per_prompt",
 )
 _PARALLEL = (

@@ -289,10 +289,17 @@ def _qwen_run(config: Any, vocabulary: Mapping[str, int], size: int) -> Run:
 def _qwen_features(inner: Any, values: Tensor) -> Tensor:
     import torch
 
+    vision = inner.config.vision_config
     side = grid(inner.config, values.shape[-1])
     shape = torch.tensor([[1, side, side]] * len(values), device=values.device)
+    patches = flat_patches(
+        values,
+        patch=square(vision.patch_size, "patch_size"),
+        merged=vision.spatial_merge_size,
+        frames=square(vision.temporal_patch_size, "temporal_patch_size"),
+    )
     out = inner.get_image_features(
-        pixel_values=flat_patches(values, inner.config.vision_config),
+        pixel_values=patches,
         image_grid_thw=shape,
         return_dict=True,
     )
@@ -302,7 +309,7 @@ def _qwen_features(inner: Any, values: Tensor) -> Tensor:
     return torch.cat(flat, dim=-1).unflatten(0, (len(values), -1))
 
 
-def flat_patches(values: Tensor, vision: Any) -> Tensor:
+def flat_patches(values: Tensor, *, patch: int, merged: int, frames: int) -> Tensor:
     """Return the patches that the towers of Qwen's families read.
 
     A still picture is a video of equal frames. Patches that become one feature vector
@@ -310,15 +317,14 @@ def flat_patches(values: Tensor, vision: Any) -> Tensor:
 
     Args:
         values: Normalised pictures. [P, 3, size, size]
-        vision: Config of the tower.
+        patch: Height and width of a patch, in pixels.
+        merged: Patches of one feature vector in each direction.
+        frames: Frames of a patch.
 
     Returns:
-        [P * patches, 3 * frames * patch * patch], where frames is the tower's
-        ``temporal_patch_size``.
+        [P * patches, 3 * frames * patch * patch].
     """
-    patch = square(vision.patch_size, "patch_size")
-    frames = square(vision.temporal_patch_size, "temporal_patch_size")
-    cells = (-1, vision.spatial_merge_size, patch)
+    cells = (-1, merged, patch)
     split = values.unflatten(3, cells).unflatten(2, cells)
     # picture, colour, 2 x (cell, patch in the cell, pixel) -> patches, then pixels
     ordered = split.permute(0, 2, 5, 3, 6, 1, 4, 7).flatten(0, 4)

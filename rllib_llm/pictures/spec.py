@@ -44,6 +44,9 @@ class ImageSpec:
         std: Standard deviation of each colour.
         side: Placeholders in each direction, if their positions have three dimensions
             (:mod:`rllib_llm.pictures.positions`); None: they have one.
+        frames: Equal frames of a patch, of towers that read videos, too, and that get
+            :func:`rllib_llm.pictures.families.flat_patches`; None: a tower gets the
+            normalised pixels as they are.
     """
 
     family: str
@@ -57,6 +60,7 @@ class ImageSpec:
     mean: Colour
     std: Colour
     side: int | None = None
+    frames: int | None = None
 
     @property
     def patches(self) -> int:
@@ -128,6 +132,7 @@ def image_spec(model: str) -> ImageSpec | None:
     mean, std = _colours(model, config.model_type, processor)
     size = picture_size(config, processor)
     run = family.run(config, tokenizer.get_vocab(), size)
+    frames = getattr(config.vision_config, "temporal_patch_size", None)
     return ImageSpec(
         family=config.model_type,
         token=token,
@@ -140,6 +145,7 @@ def image_spec(model: str) -> ImageSpec | None:
         mean=mean,
         std=std,
         side=math.isqrt(run.count) if family.positions_3d else None,
+        frames=None if frames is None else square(frames, "temporal_patch_size"),
     )
 
 

@@ -163,7 +163,9 @@ def _qwen(folder, name, text, vision, colours, rope=None, **areas) -> str:
     tokenizer = build_tokenizer(TEXTS, 360, special)
     ids = dict(zip(special, tokenizer.convert_tokens_to_ids(special), strict=True))
     kind = getattr(tf, f"{name}Config")
-    turns = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    half = _SIZES["hidden_size"] // _SIZES["num_attention_heads"] // 2
+    turns = {"rope_type": "default", "rope_theta": 1e4}
+    turns["mrope_section"] = [half // 2, half // 4, half // 4]
     config = kind(
         text_config={
             **_text(tokenizer, f"{kind.model_type}_text"),
@@ -174,9 +176,9 @@ def _qwen(folder, name, text, vision, colours, rope=None, **areas) -> str:
         },
         vision_config={
             "depth": 2,
-            "num_heads": 4,
+            "num_heads": _SIZES["num_attention_heads"],
             "patch_size": 4,
-            "hidden_size": 32,
+            "hidden_size": _SIZES["hidden_size"],
             "initializer_range": 0.2,
             **vision,
         },
@@ -200,7 +202,7 @@ def _qwen(folder, name, text, vision, colours, rope=None, **areas) -> str:
 
 def write_qwen2_vl(folder) -> str:
     """Write a tiny Qwen2-VL, whose projector merges squares of four patches."""
-    vision = {"embed_dim": 32, "mlp_ratio": 2}
+    vision = {"embed_dim": _SIZES["hidden_size"], "mlp_ratio": 2}
     colours = (_CLIP_MEAN, _CLIP_STD)
     areas = {"min_pixels": 64, "max_pixels": 600}
     return _qwen(folder, "Qwen2VL", {}, vision, colours, **areas)
@@ -209,7 +211,7 @@ def write_qwen2_vl(folder) -> str:
 def write_qwen2_5_vl(folder) -> str:
     """Write a tiny Qwen2.5-VL, whose tower attends in windows of 16 pixels."""
     vision = {
-        "out_hidden_size": 32,
+        "out_hidden_size": _SIZES["hidden_size"],
         "intermediate_size": 64,
         "window_size": 16,
         "fullatt_block_indexes": [1],
@@ -221,9 +223,10 @@ def write_qwen2_5_vl(folder) -> str:
 
 def write_qwen3_vl(folder, layers=3) -> str:
     """Write a tiny Qwen3-VL: two layers of its tower feed its first layers of text."""
-    text = {"head_dim": 8, "num_hidden_layers": layers}
+    head_dim = _SIZES["hidden_size"] // _SIZES["num_attention_heads"]
+    text = {"head_dim": head_dim, "num_hidden_layers": layers}
     vision = {
-        "out_hidden_size": 32,
+        "out_hidden_size": _SIZES["hidden_size"],
         "intermediate_size": 64,
         "num_position_embeddings": 16,
         "deepstack_visual_indexes": [0, 1],

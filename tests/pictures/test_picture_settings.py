@@ -92,17 +92,25 @@ def vllm(monkeypatch):
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("engine", ["vllm", "vllm_actor"])
-def test_vllm_reads_the_pictures_of_families_that_it_does_not_split(engine, tmp_path):
-    for name in ("idefics3", "llava_onevision"):
-        config = config_of(model=WRITERS[name](tmp_path / name))
-        config.generation(engine=engine)
-        if name == "idefics3":
-            config.validate()
-            continue
-        with pytest.raises(ConfigError, match="'llava_onevision', only of idefics3"):
-            config.validate()
+def test_vllm_reads_the_pictures_of_folders_and_not_of_tiny_vlm(engine, tmp_path):
+    config_of(model=WRITERS["idefics3"](tmp_path)).generation(engine=engine).validate()
     with pytest.raises(ConfigError, match="'tiny-vlm', which has no processor"):
         grpo("generation", engine=engine).validate()
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_reads_one_layer_of_a_tower(tmp_path):
+    config = config_of(model=WRITERS["llava_siglip"](tmp_path))
+    with pytest.raises(ConfigError, match=r"vision_feature_layer=\[-2, -1\]"):
+        config.generation(engine="vllm").validate()
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_has_no_adapters_for_onevision(tmp_path):
+    model = {"model": WRITERS["llava_onevision"](tmp_path), "lora": {"rank": 2}}
+    config = config_of(**model).generation(engine="vllm")
+    with pytest.raises(ConfigError, match="no LoRA for models of type 'llava_one"):
+        config.validate()
 
 
 @pytest.mark.usefixtures("vllm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -37,20 +38,32 @@ class Range:
     is_embed: torch.Tensor | None = None
 
 
-class Items(dict):
-    """vLLM's prepared pictures."""
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """vLLM's MultiModalFieldElem."""
+
+    data: torch.Tensor | None
+
+
+class Item(dict):
+    """vLLM's MultiModalKwargsItem: a prepared picture."""
 
     def get_data(self):
-        return dict(self)
+        return {name: element.data for name, element in self.items()}
 
 
 class Renderer:
-    """Expands placeholders and refuses malformed prompts as vLLM's renderer does."""
+    """Expands placeholders and refuses malformed prompts as vLLM's renderer does.
 
-    def __init__(self, spec, tokenizer):
-        self.spec, self.prompts = spec, []
-        self.run = tokenizer.encode(spec.expand(), add_special_tokens=False)
-        self.tiles, self.mean = 1, spec.mean
+    Attributes:
+        run: Ids of a picture.
+        prepare: Returns the tower's values of a picture.
+        known: Digests of the pictures that vLLM's engine has.
+    """
+
+    def __init__(self, spec, run, prepare):
+        self.spec, self.run, self.prepare = spec, run, prepare
+        self.prompts, self.known = [], set()
 
     def render_cmpl(self, prompts, skip_mm_cache=False):
         (prompt,) = prompts
@@ -63,6 +76,7 @@ class Renderer:
             raise TypeError("an image is no PIL image")
         ids, ranges, left = [], [], len(images)
         embedded = torch.tensor([i == self.spec.token_id for i in self.run])
+        embedded = None if embedded.all() else embedded
         for token in prompt["prompt_token_ids"]:
             if token == self.spec.token_id and left:
                 ranges.append(Range(len(ids), len(self.run), embedded))
@@ -72,28 +86,37 @@ class Renderer:
                 ids.append(token)
         if left:
             raise RuntimeError(f"{left} images have no placeholder")
-        values = [self._values(np.asarray(image)) for image in images]
+        items = [self._item(*pair) for pair in zip(images, uuids, strict=True)]
         return [
             {
                 "type": "multimodal",
                 "prompt_token_ids": ids,
-                "mm_kwargs": Items(pixel_values=torch.stack(values)),
+                "mm_kwargs": {"image": items},
                 "mm_hashes": {"image": uuids},
                 "mm_placeholders": {"image": ranges},
             }
         ]
 
-    def _values(self, pixels):
-        scaled = torch.from_numpy(pixels.copy()).float() / 255
-        values = (scaled - torch.tensor(self.mean)) / torch.tensor(self.spec.std)
-        return values.permute(2, 0, 1).repeat(self.tiles, 1, 1, 1).squeeze(0)
+    def _item(self, image, uuid):
+        if uuid in self.known:
+            return None
+        return Item(pixel_values=Element(self.prepare(np.asarray(image))))
+
+
+def normalised(spec, pixels, tiles=1, mean=None):
+    """Return the values of a picture, and again for each further tile."""
+    scaled = torch.from_numpy(pixels.copy()).float() / 255
+    values = (scaled - torch.tensor(mean or spec.mean)) / torch.tensor(spec.std)
+    return values.permute(2, 0, 1).repeat(tiles, 1, 1, 1).squeeze(0)
 
 
 class LLM:
     """vLLM's LLMEngine as far as requests and caches go."""
 
     def __init__(self, spec, tokenizer):
-        self.renderer, self.added, self.calls = Renderer(spec, tokenizer), [], []
+        run = tokenizer.encode(spec.expand(), add_special_tokens=False)
+        self.renderer = Renderer(spec, run, functools.partial(normalised, spec))
+        self.added, self.calls = [], []
         self.model_config = self
 
     def get_vocab_size(self):
@@ -191,11 +214,12 @@ def test_requests_compare_the_ids_too(spec, llm, prompts):
         prompts(llm, history, [shown])
 
 
-def test_the_probe_finds_tiles_and_other_colours(llm, prompts):
-    llm.renderer.tiles = 2
+def test_the_probe_finds_tiles_and_other_colours(llm, prompts, spec):
+    llm.renderer.prepare = functools.partial(normalised, spec, tiles=2)
     with pytest.raises(ModelError, match="splits or scales"):
         prompts.probe(llm)
-    llm.renderer.tiles, llm.renderer.mean = 1, (0.4, 0.5, 0.5)
+    other = (0.4, 0.5, 0.5)
+    llm.renderer.prepare = functools.partial(normalised, spec, mean=other)
     with pytest.raises(ModelError, match="differ from this package's by 0.2"):
         prompts.probe(llm)
 

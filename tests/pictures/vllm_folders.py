@@ -19,7 +19,8 @@ def write_for_vllm(name: str, folder: Path) -> str:
     """Write the tiny folder of a family with what vLLM needs beside the model.
 
     Args:
-        name: "idefics3", "smolvlm", "llava" or "internvl".
+        name: "idefics3", "smolvlm", "llava", "llava_onevision", "internvl", or one of
+            Qwen's families.
         folder: The target.
     """
     # vLLM's attention on CPUs needs heads of size 32.
@@ -59,7 +60,24 @@ def _write_smolvlm(folder: Path) -> None:
 
 def _write_llava(folder: Path) -> None:
     family_folders.write_llava(folder)
-    # The names of files on the hub, which vLLM loads.
+    _name_as_on_the_hub(folder)
+
+
+def _write_llava_onevision(folder: Path) -> None:
+    family_folders.write_llava_onevision(folder)
+    _name_as_on_the_hub(folder)
+    spec = image_spec(str(folder))
+    settings = {
+        "processor_class": "LlavaOnevisionProcessor",
+        "num_image_tokens": spec.count - 1,  # without the newline
+        "vision_feature_select_strategy": "full",
+        "patch_size": spec.patch,
+    }
+    _write(folder, "processor_config.json", settings)
+
+
+def _name_as_on_the_hub(folder: Path) -> None:
+    """Give a tower's weights the names of files on the hub, which vLLM loads."""
     file = folder / "model.safetensors"
     old, new = "vision_tower.", "vision_tower.vision_model."
     tensors = {name.replace(old, new): t for name, t in load_file(file).items()}
@@ -89,5 +107,7 @@ _WRITERS = {
     "idefics3": _write_idefics3,
     "smolvlm": _write_smolvlm,
     "llava": _write_llava,
+    "llava_onevision": _write_llava_onevision,
     "internvl": _write_internvl,
+    **{name: family_folders.WRITERS[name] for name in family_folders.QWEN},
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rllib_llm.algorithms.config.check_candidates import BEST
-from rllib_llm.engines.vllm_pictures import check_family
+from rllib_llm.engines.vllm_pictures import check_family, check_layers
 from rllib_llm.errors import ConfigError
 from rllib_llm.modules.gguf_models import is_gguf
 from rllib_llm.modules.lora import lora_settings
@@ -104,9 +104,11 @@ def _check_vllm(config: LLMConfig) -> None:
             f"{config.lm_model!r}, which has no processor for vLLM. Use "
             "engine='torch', or the folder of a checkpoint."
         )
-    spec = image_spec(config.resolved_model or config.lm_model)
+    model = config.resolved_model or config.lm_model
+    spec = image_spec(model)
     assert spec is not None  # it reads pictures
-    check_family(spec.family, engine)
+    check_layers(model, engine)
+    check_family(spec.family, engine, adapters=bool(config.lm_lora))
     if not config.lm_lora:
         return
     if config.trained_beside_adapters():
