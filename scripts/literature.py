@@ -131,7 +131,7 @@ class Method:
 
     def envs(self) -> list[str]:
         """Return the environments of its recipes, or else ``env``."""
-        envs = dict.fromkeys(recipe["env"] for recipe in self.recipes())
+        envs = dict.fromkeys(name for r in self.recipes() for name in envs_of(r))
         return [*envs] or [self.env] * bool(self.env)
 
 
@@ -190,6 +190,12 @@ def _stages(recipe: dict[str, Any], change: Iterable[str]) -> list[dict[str, Any
         return [apply_overrides(recipe, change)]
     named = override_stages(stages_by_name(recipe), change)
     return list(recipes_of_stages(named, "").values())
+
+
+def envs_of(recipe: Mapping[str, Any]) -> list[str]:
+    """Return the name of a recipe's environment, or those of its mixture."""
+    env = recipe["env"]
+    return [env] if isinstance(env, str) else [each["env"] for each in env["mixture"]]
 
 
 def components_of(recipe: Mapping[str, Any]) -> Iterator[str]:

@@ -74,6 +74,9 @@ def test_bad_estimators_are_refused(advantage_estimator, message):
         ({"name": "weight", "strength": 2.0}, r"strength is 2.0.*\[0, 1\]"),
         ({"name": "weight", "power": 0}, "power is 0.*above 0"),
         ({"name": "weight", "formula": "focal"}, "formula is 'focal'"),
+        ({"name": "weight", "by": "agent"}, "by is 'agent'"),
+        ({"name": "weight", "by": "info"}, "by='info' with key=''.*Set both"),
+        ({"name": "weight", "key": "kind"}, "by='group' with key='kind'"),
         ("discount_turns", "needs 'discount'"),
         ({"name": "discount_turns", "discount": 3}, r"discount is 3.*\[0, 1\]"),
     ],
@@ -81,6 +84,13 @@ def test_bad_estimators_are_refused(advantage_estimator, message):
 def test_transforms_are_checked(transform, message):
     with pytest.raises(ConfigError, match=message):
         config(advantage_transforms=[transform]).validate()
+
+
+def test_infos_that_the_example_lacks_are_read_in_training():
+    weight = {"name": "weight", "by": "info", "key": "kind"}
+    config(advantage_transforms=[weight]).validate()
+    with pytest.raises(ConfigError, match="must enclose 0"):
+        config(advantage_transforms=[weight, {"name": "clip", "low": 1.0}]).validate()
 
 
 @pytest.mark.parametrize("advantages", ["return", "history", "per_player"])

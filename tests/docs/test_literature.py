@@ -10,6 +10,7 @@ import literature
 import pytest
 from literature import (
     components_of,
+    envs_of,
     load_methods,
     markdown,
     read_methods,
@@ -67,7 +68,7 @@ def shown_in_pictures():
 
     def has_pictures(recipe):
         screen = recipe.get("env_config", {}).get("mode") == "screen"
-        return screen or "_pictures-" in recipe["env"]
+        return screen or any("_pictures-" in name for name in envs_of(recipe))
 
     rows = (row for row in ROWS if row.yaml)
     return {row.id for row in rows if all(map(has_pictures, row.recipes()))}

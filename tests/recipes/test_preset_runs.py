@@ -60,7 +60,7 @@ CASES = {
     "remax": LAKE,
     "practitioners_guide": (*LAKE, *GROUPS),
     "colour_grid": ("sft={demonstrations: 200, lr: 1e-2}", *GROUPS),
-    "canvas_pictures": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
+    "agile_jigsaw": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
     "geo_vista": ("sft={demonstrations: 300, lr: 3e-3}", *GROUPS, VALID),
     "vital": ("sft={demonstrations: 300, lr: 3e-3}", *GROUPS, VALID),
     "colour_grid_ppo": ("sft={demonstrations: 200, lr: 1e-2}",),

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from component_helpers import trajectory
 
+from rllib_llm.algorithms.config.validation import make_env
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.data.turn_table import Trajectory
 from rllib_llm.data.types import Task
@@ -28,6 +29,7 @@ LONGEST = 8
 SCRIPTED = (
     *("ui-v0", "travel-v0", "layout-v0", "written_results-v0"),
     *("ui_pictures-v0", "geo_pictures-v0", "frames_pictures-v0"),
+    "canvas_pictures-v0",
 )
 
 # Of a turn of a search game, given the expert's action and the turn's number.
@@ -147,9 +149,18 @@ def scripted_games(env):
     yield [stumble] * 20
 
 
+def first_of(name):
+    """Return environment, options and components, of a mixture those of the first."""
+    config = config_of(name)
+    components = DriverComponents(config).by_environment
+    for member in config.mixture_members:
+        return member.env, member.env_config, components[member.name]
+    return config.env, config.env_config, components[None]
+
+
 def is_scripted(name):
     """Return whether its environment has no search, so that scripts play it."""
-    env = str(config_of(name).env)
+    env = str(first_of(name)[0])
     return "lake" in env or env in SCRIPTED
 
 
@@ -158,12 +169,11 @@ ANSWERED = [r for r in RECIPES if r != "deepretrieval" and not is_scripted(r)]
 
 @functools.cache
 def played(name, is_long):
-    config = config_of(name)
-    env = config.make_text_env()
+    env = make_env(*first_of(name)[:2])
     games = scripted_games if is_scripted(name) else search_games
     if is_long:
         env.unwrapped.max_turns = 25
-    cut = slice(config.max_turns)
+    cut = slice(config_of(name).max_turns)
     found = [play(env, game[cut], i) for i, game in enumerate(games(env)) if game]
     env.close()
     return found
@@ -198,7 +208,7 @@ NOT_BY_OUTCOME = {
 def returns(name, iteration, *, is_long=False):
     """Return the episodes, their returns [N] and whether each is solved [N]."""
     made = copy.deepcopy(played(name, is_long))
-    DriverComponents(config_of(name)).only.rewards(made, iteration=iteration)
+    first_of(name)[2].rewards(made, iteration=iteration)
     solved = SOLVED.get(name, lambda t: t.success)
     returns_ = np.array([t.episode_return for t in made])
     return made, returns_, np.array([bool(solved(t)) for t in made])

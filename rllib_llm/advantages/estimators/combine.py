@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from rllib_llm.components.registry import BoundComponent, Specs, bind_all
 from rllib_llm.data.turn_table import (
     MissingGreedyReturn,
+    MissingInfo,
     Trajectory,
     TurnTable,
     example_table,
@@ -94,7 +96,11 @@ class AdvantageEstimators:
         """
         table, trial = example_table(agents), copy.deepcopy(self)
         try:
-            trial.advantages(table)
+            total = trial._estimate(table)
+            for bound in trial.transforms:
+                # The example's turns lack the infos of the environment.
+                with contextlib.suppress(MissingInfo):
+                    total = _checked(bound, bound.call(table, total), table)
         except (TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
