@@ -70,7 +70,6 @@ SETTINGS = [
 ]
 SAMPLERS = {"num_cpus": 1, "resources": {"samplers": 1}}
 TRAINERS = {"num_cpus": 2, "resources": {"trainers": 1}}
-HANGS_S = 600.0  # without a new row; a busy machine starts slowly
 TASKS = "trained_groups"
 
 
@@ -119,6 +118,20 @@ class Soak(GRPO):
         """Add them to the result: group and number of its episodes."""
         result = super().step()
         return result | {TASKS: sorted(self._groups.items())}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """When a run is ended before its last iteration.
+
+    Attributes:
+        minutes: Longest time of the run.
+        stall_minutes: Longest time without a new iteration: it hangs, or the machine
+            has no time for it.
+    """
+
+    minutes: float
+    stall_minutes: float
 
 
 class Machines:
@@ -171,12 +184,27 @@ def tune_run(storage: Path, iterations: int) -> None:
     make_tuner(recipe, storage, config=config).fit()
 
 
+@dataclasses.dataclass
+class Ended:
+    """A run that has ended.
+
+    Attributes:
+        kills: What was killed after which iteration.
+        seconds: Wall time.
+        stalled: Whether it was ended because no iteration came for too long.
+    """
+
+    kills: list[dict[str, Any]]
+    seconds: float
+    stalled: bool = False
+
+
 def train(
-    machines: Machines, storage: Path, every: int, iterations: int, minutes: float
-) -> Any:
+    machines: Machines, storage: Path, every: int, iterations: int, limits: Limits
+) -> Ended:
     """Run to the end, and kill something after each ``every`` iterations if not 0.
 
-    After this time the run ends with what it has.
+    After a limit the run ends with what it has.
     """
     command = [sys.executable, __file__, "--tune-only", "--storage", str(storage)]
     process = subprocess.Popen(
@@ -189,15 +217,14 @@ def train(
     while process.poll() is None:
         time.sleep(0.2)
         newest = max((row["training_iteration"] for row in rows(storage)), default=0)
-        if time.monotonic() - started > 60 * minutes:
+        now = time.monotonic()
+        if newest != seen:
+            seen, changed = newest, now
+        stalled = now - changed > 60 * limits.stall_minutes
+        if stalled or now - started > 60 * limits.minutes:
             process.kill()
             process.wait()
-            return kills, time.monotonic() - started
-        if newest != seen:
-            seen, changed = newest, time.monotonic()
-        if time.monotonic() - changed > HANGS_S:
-            process.kill()
-            raise SystemExit(f"No new iteration within {HANGS_S:g} s after {seen}.")
+            return Ended(kills, now - started, stalled)
         if every and seen // every > len(kills) and seen < iterations:
             kind = random.choice([*TITLES, "node"])
             # At any moment of the next iteration.
@@ -207,7 +234,7 @@ def train(
                 print(kills[-1], f"{time.monotonic() - started:.0f} s", flush=True)
     if process.returncode:
         raise SystemExit((storage / "errors.txt").read_text()[-3000:])
-    return kills, time.monotonic() - started
+    return Ended(kills, time.monotonic() - started)
 
 
 def rows(storage: Path) -> list[dict[str, Any]]:
@@ -222,7 +249,7 @@ def rows(storage: Path) -> list[dict[str, Any]]:
     return found
 
 
-def summary(kills: list[Any], seconds: float, storage: Path) -> dict[str, Any]:
+def summary(ended: Ended, storage: Path) -> dict[str, Any]:
     """Return what a run's results say.
 
     An iteration after the newest checkpoint is made again when a Learner dies: the last
@@ -244,8 +271,9 @@ def summary(kills: list[Any], seconds: float, storage: Path) -> dict[str, Any]:
         "retried": sum(row["num_groups_retried"] for row in found.values()),
         "success": [row["success_rate"] for row in evaluated],
         "episodes": [row["num_episodes"] for row in evaluated],
-        "kills": kills,
-        "seconds": seconds,
+        "kills": ended.kills,
+        "seconds": ended.seconds,
+        "stalled": ended.stalled,
     }
 
 
@@ -284,6 +312,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=500)
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=600.0, help="of each run")
+    parser.add_argument("--stall-minutes", type=float, default=10.0)
     parser.add_argument("--storage", type=Path)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--tune-only", action="store_true", help=argparse.SUPPRESS)
@@ -299,13 +328,18 @@ def main() -> None:
     for name, every in (("killed", args.every), ("alone", 0)):
         machines, storage = Machines(), args.storage / name
         storage.mkdir(parents=True)
-        ended = train(machines, storage, every, iterations, args.minutes)
-        found[name] = summary(*ended, storage)
+        limits = Limits(args.minutes, args.stall_minutes)
+        ended = train(machines, storage, every, iterations, limits)
+        found[name] = summary(ended, storage)
         # The undisturbed run as long as the other one.
         iterations = found[name]["iterations"]
         machines.cluster.shutdown()
         print(name, found[name], flush=True)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        if ended.stalled:
+            raise SystemExit(
+                f"{name}: no new iteration in {limits.stall_minutes:g} min."
+            )
     print_table()
     return None
 
