@@ -122,7 +122,7 @@ class Soak(GRPO):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """When a run is ended before its last iteration.
+    """Conditions that end a run before its last iteration.
 
     Attributes:
         minutes: Longest time of the run.
@@ -189,7 +189,7 @@ class Ended:
     """A run that has ended.
 
     Attributes:
-        kills: What was killed after which iteration.
+        kills: Iteration and kind of each kill.
         seconds: Wall time.
         stalled: Whether it was ended because no iteration came for too long.
     """
