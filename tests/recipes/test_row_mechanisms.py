@@ -16,7 +16,7 @@ from preset_helpers import rollout, searcher, tokens
 from rllib_llm.algorithms.driver.rewards_filters_curriculum import DriverComponents
 from rllib_llm.assistants.settings import read_assistant
 from rllib_llm.data.turn_table import TurnTable
-from rllib_llm.data.types import Task
+from rllib_llm.data.types import MIXTURE_ENVIRONMENT, Task
 from rllib_llm.recipes import load_recipe, search_spaces
 
 approx = pytest.approx
@@ -31,7 +31,8 @@ def config_of(row):
 
 
 def components_of(row):
-    return DriverComponents(config_of(row)).only
+    """Return the components of a row; of a mixture those of its first environment."""
+    return next(iter(DriverComponents(config_of(row)).by_environment.values()))
 
 
 def rewards_of(row, *made, iteration=0, **answers):
@@ -211,12 +212,14 @@ def test_vital_weighs_hard_groups_more_and_rewards_overlap_and_format():
         answering(i, o, {}, {"overlap": o}, invalid=[i == bad, False], success=o == 1)
         for i, o in enumerate(overlaps)
     ]
+    for one in made:  # of the mixture's two environments
+        one.task.options[MIXTURE_ENVIRONMENT] = "frames_pictures-v0"
     sums = [sum(r) for r in rewards_of("F15", *made)]
     assert sums == approx([1.5, 1.0, 0.5, 0.5])
     weighted = advantages_of("F15", *made)
     mean, deviation = np.mean(sums), np.std(sums, ddof=1)
-    # One of four is right: 1 - 1/2 + 1/2 (1 - 1/4).
-    expected = [0.875 * (s - mean) / deviation for s in sums]
+    # One of four is right, in the group and its environment: 1 - 1/2 + 1/2 (1 - 1/4).
+    expected = [0.875**2 * (s - mean) / deviation for s in sums]
     assert [turns[-1] for turns in weighted] == approx(expected, abs=1e-4)
 
 
