@@ -119,10 +119,9 @@ def _validate_tiny(config: LLMConfig) -> None:
             f"num_attention_heads={heads}."
         )
     for key in ("image_mean", "image_std"):
-        values = config.lm_tiny.get(key, [0.5] * 3)
-        if len(values) != 3:
+        if key in sizes and len(sizes[key]) != 3:
             raise ConfigError(
-                f"language_model.tiny.{key}={values} must have three numbers, for red, "
+                f"language_model.tiny.{key}={sizes[key]} must have three numbers, for red, "
                 "green and blue, e.g. [1.0, 1.0, 1.0]."
             )
 
