@@ -121,8 +121,8 @@ def _validate_tiny(config: LLMConfig) -> None:
     for key in ("image_mean", "image_std"):
         if key in sizes and len(sizes[key]) != 3:
             raise ConfigError(
-                f"language_model.tiny.{key}={sizes[key]} must have three numbers, for red, "
-                "green and blue, e.g. [1.0, 1.0, 1.0]."
+                f"language_model.tiny.{key}={sizes[key]} must have three numbers, for "
+                "red, green and blue, e.g. [1.0, 1.0, 1.0]."
             )
 
 

@@ -24,7 +24,7 @@ BINARIES = ("chromium", "chromium-browser", "google-chrome")
 DRIVERS = ("chromedriver",)
 EXTRA = "browser"
 TIMEOUT_S = 60.0
-# A browser takes 300 to 400 MiB with its driver (docs/environments/miniwob.md).
+# A browser takes 300 to 460 MiB with its driver (docs/environments/miniwob.md).
 LEAST_FREE_MIB = 500
 _MEMORY = Path("/proc/meminfo")
 
