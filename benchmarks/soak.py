@@ -214,11 +214,13 @@ def train(
         stderr=(storage / "errors.txt").open("w"),
     )
     kills, started, seen, changed = [], time.monotonic(), 0, time.monotonic()
+    length = 0
     while process.poll() is None:
         time.sleep(0.2)
-        newest = max((row["training_iteration"] for row in rows(storage)), default=0)
-        now = time.monotonic()
-        if newest != seen:
+        now, before, length = time.monotonic(), length, written_bytes(storage)
+        if length != before:
+            newest = max((r["training_iteration"] for r in rows(storage)), default=0)
+            # An iteration that is repeated is progress, too.
             seen, changed = newest, now
         stalled = now - changed > 60 * limits.stall_minutes
         if stalled or now - started > 60 * limits.minutes:
@@ -235,6 +237,11 @@ def train(
     if process.returncode:
         raise SystemExit((storage / "errors.txt").read_text()[-3000:])
     return Ended(kills, time.monotonic() - started)
+
+
+def written_bytes(storage: Path) -> int:
+    """Return how long the results of all iterations are."""
+    return sum(path.stat().st_size for path in storage.glob("*/*/result.json"))
 
 
 def rows(storage: Path) -> list[dict[str, Any]]:

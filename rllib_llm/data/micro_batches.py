@@ -134,7 +134,7 @@ def micro_batches(
         together: Rows with equal numbers stay in one micro-batch, which may then be
             larger; None: rows are independent. [B]
         packing: Whether models get the rows of a micro-batch as one, without padding.
-            ``max_tokens`` then counts tokens only.
+            ``max_tokens`` then counts tokens, and patches of pictures, only.
 
     Yields:
         Indices into the batch [b], and columns cut to these rows and their longest;
@@ -144,11 +144,12 @@ def micro_batches(
     num_tokens = length = attention.sum(axis=1)
     if columns.BOOTSTRAP_COLUMN in batch:  # its column lies one past the last token
         length = np.maximum(length, read(batch, columns.BOOTSTRAP_COLUMN) + 1)
-    cost = length
+    cost, packed_cost = length, num_tokens
     if columns.PICTURES in batch:
         # Patches are positions of the vision tower.
         seen = (read(batch, columns.PICTURE_STARTS) >= 0).sum(axis=1)
-        cost = length + batch[columns.PICTURES].patches * seen
+        patches = batch[columns.PICTURES].patches * seen
+        cost, packed_cost = length + patches, num_tokens + patches
     unit = None
     if together is not None:
         _, which = np.unique(together, return_inverse=True)
@@ -166,7 +167,7 @@ def micro_batches(
     device = batch[columns.ATTENTION_MASK].device
     on_device, host, start = upload(order, device), batch.get(columns.HOST), 0
     if packing:
-        ends = packed_cuts(num_tokens[order], max_tokens, unit)
+        ends = packed_cuts(packed_cost[order], max_tokens, unit)
     else:
         ends = cuts(cost[order], max_tokens, unit)
     for end in ends:

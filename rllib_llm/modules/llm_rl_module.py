@@ -36,8 +36,9 @@ from rllib_llm.modules.lora import (
     share_base,
 )
 from rllib_llm.modules.nucleus_mask import forbid, mask_policy
-from rllib_llm.modules.picture_inputs import row_inputs
+from rllib_llm.modules.picture_inputs import packed_inputs, row_inputs
 from rllib_llm.modules.reference import check_present, frozen_reference
+from rllib_llm.modules.sharding import is_sharded
 from rllib_llm.modules.token_distribution import TokenLogps
 from rllib_llm.modules.value_head import ValueHead
 from rllib_llm.pictures.features import freeze, has_vision, text_trunk
@@ -375,8 +376,16 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         if self._pictures is None:
             return self._hidden(lm.base_model, batch)
         spec = self._ref_pictures if lm in self._reference else self._pictures
-        inputs = row_inputs(lm, batch, spec)
-        return self._hidden(text_trunk(lm), batch, inputs)
+        inputs = row_inputs(lm, batch, spec, always=is_sharded(self))
+        trunk, packed = text_trunk(lm), batch.get(columns.PACKED_ROWS)
+        if packed is not None and spec is not None:
+            inputs = packed_inputs(
+                inputs or {"input_ids": batch[columns.INPUT_IDS]},
+                packed,
+                spec,
+                varlen=uses_flash_attention(trunk.config),
+            )
+        return self._hidden(trunk, batch, inputs)
 
     def _head_scores(
         self,

@@ -11,6 +11,7 @@ from torch import nn
 
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import read
+from rllib_llm.data.packed_rows import PackedRows
 from rllib_llm.pictures.features import PictureReader
 from rllib_llm.pictures.placed_features import PlacedFeatures
 from rllib_llm.pictures.positions import positions_3d
@@ -20,7 +21,11 @@ from rllib_llm.upload import upload
 
 
 def row_inputs(
-    lm: nn.Module, batch: Mapping[str, Any], spec: ImageSpec | None
+    lm: nn.Module,
+    batch: Mapping[str, Any],
+    spec: ImageSpec | None,
+    *,
+    always: bool = False,
 ) -> dict[str, Any] | None:
     """Return inputs of the text part with the features of a micro-batch's pictures.
 
@@ -30,21 +35,21 @@ def row_inputs(
         lm: The language model, or its trunk.
         batch: Rows.
         spec: The model's picture inputs; None of a model of text.
+        always: Whether to run the tower once without a picture, too: layers that are
+            sharded over Learners are gathered by all of them.
 
     Returns:
         Those of :meth:`PlacedFeatures.inputs`, and ``position_ids`` [3, B, T] if the
-        family's positions have three dimensions; None if no row has a picture, and the
-        ids suffice.
+        family's positions have three dimensions; None if no row has a picture, the
+        ids suffice, and ``always`` is False.
     """
-    pictures = batch.get(columns.PICTURES)
-    if pictures is None:
-        return None
+    if not count_pictures(batch):
+        return _inputs_without(lm, batch, spec) if always and spec else None
+    pictures = batch[columns.PICTURES]
     assert isinstance(pictures, BatchPictures)
     assert spec is not None, "A model of text got pictures."
     starts = read(batch, columns.PICTURE_STARTS)  # [B, M]
     rows, which = np.nonzero(starts >= 0)
-    if not len(rows):
-        return None
     index = read(batch, columns.PICTURE_INDEX)[rows, which]  # [K]
     distinct, number = np.unique(index, return_inverse=True)
     reader = PictureReader(lm, spec)
@@ -61,3 +66,45 @@ def row_inputs(
         positions = positions_3d(index, starts, spec.side)
         inputs["position_ids"] = upload(positions, embeddings.device)
     return inputs
+
+
+def count_pictures(batch: Mapping[str, Any] | None) -> int:
+    """Return the number of places of pictures in rows; 0 of None."""
+    if batch is None or columns.PICTURES not in batch:
+        return 0
+    return int((read(batch, columns.PICTURE_STARTS) >= 0).sum())
+
+
+def packed_inputs(
+    inputs: Mapping[str, Any], packed: PackedRows, spec: ImageSpec, *, varlen: bool
+) -> dict[str, Any]:
+    """Return the inputs of a packed row.
+
+    Args:
+        inputs: Those of :func:`row_inputs`, or ``input_ids``.
+        packed: Places of the tokens.
+        spec: The model's picture inputs.
+        varlen: As of :meth:`PackedRows.attention_inputs`.
+    """
+    by_token = ("input_ids", "inputs_embeds", "visual_pos_masks")
+    found = {n: packed.pack(v) if n in by_token else v for n, v in inputs.items()}
+    extents = found.pop("position_ids", None)
+    found |= packed.attention_inputs(varlen=varlen)
+    if spec.side is not None:
+        # By the first of four transformers keeps rows apart; three alone would not.
+        columns_of_rows = found["position_ids"]  # [1, N]
+        three = [columns_of_rows] * 3
+        if extents is not None:
+            three = [packed.pack(extent) for extent in extents]
+        found["position_ids"] = torch.stack([columns_of_rows, *three])
+    return found
+
+
+def _inputs_without(
+    lm: nn.Module, batch: Mapping[str, Any], spec: ImageSpec
+) -> dict[str, Any]:
+    """Return the embeddings of rows after a pass over a blank picture of no effect."""
+    blank = torch.zeros((1, spec.size, spec.size, 3), dtype=torch.uint8)
+    embeddings = lm.get_input_embeddings()(batch[columns.INPUT_IDS])
+    nothing = PictureReader(lm, spec)(blank).sum().to(embeddings.dtype) * 0.0
+    return {"inputs_embeds": embeddings + nothing}

@@ -11,6 +11,7 @@ from torch import nn
 from rllib_llm.errors import ModelError
 from rllib_llm.modules.loading import DTYPES
 from rllib_llm.modules.lora import is_adapter
+from rllib_llm.pictures.features import has_vision
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -47,7 +48,7 @@ SHARDING_DEFAULTS: ShardingSettings = {
 
 
 def shard(module: LLMRLModule, mesh: DeviceMesh, settings: ShardingSettings) -> None:
-    """Shard a module in place: each decoder layer, then the rest.
+    """Shard a module in place: each layer of decoder and vision tower, then the rest.
 
     The reference and a critic's own trunk are sharded as well. LoRA adapters and the
     value head stay whole on every Learner: they are small, and in float32 whatever the
@@ -70,7 +71,10 @@ def shard(module: LLMRLModule, mesh: DeviceMesh, settings: ShardingSettings) -> 
         trunks.append(head.trunk)
     for trunk in trunks:
         _shard_layers(trunk, options)
-        _fully_shard(trunk, options)
+        # Passes call the parts of a trunk that reads pictures, and not its forward():
+        # what is in none of its layers is gathered with the RLModule.
+        if not has_vision(trunk):
+            _fully_shard(trunk, options)
     for reference in module._reference:
         _shard_layers(reference, options)
         _fully_shard(reference, options)

@@ -68,8 +68,16 @@ class StoredConversation:
             messages.append({**message, IMAGES: " ".join(names)} if names else message)
         return dataclasses.replace(self, messages=messages, pictures=pictures)
 
+    @property
+    def has_pictures(self) -> bool:
+        """True if a message shows pictures."""
+        return bool(self.sources)
+
     def with_reply_of(self, other: StoredConversation) -> StoredConversation:
-        """Return this prompt with the other's reply: all from its first trained one."""
+        """Return this prompt with the other's reply: all from its first trained one.
+
+        Of conversations with pictures, :meth:`shown` must have been called.
+        """
         context = self.trained[: self.trained.index(True)]
         return StoredConversation(
             [
@@ -78,6 +86,7 @@ class StoredConversation:
             ],
             (*context, *other.trained[other.trained.index(True) :]),
             self.tools,
+            pictures={**self.pictures, **other.pictures},
         )
 
     def _reply_start(self) -> int:
@@ -243,12 +252,22 @@ class StoredPair:
     chosen: StoredConversation
     rejected: StoredConversation
 
+    def shown(self, folder: Path | None) -> StoredPair:
+        """Return the pair with its pictures; see :meth:`StoredConversation.shown`."""
+        return StoredPair(self.chosen.shown(folder), self.rejected.shown(folder))
+
+    @property
+    def has_pictures(self) -> bool:
+        """True if a message of one side shows pictures."""
+        return self.chosen.has_pictures or self.rejected.has_pictures
+
 
 def parse_pair(line: bytes) -> StoredPair:
     """Return the pair in a line of JSON.
 
     It has ``chosen`` and ``rejected``: whole conversations as lists of messages, or
-    continuations of ``prompt``, each a text or a list of messages.
+    continuations of ``prompt``, each a text or a list of messages. Pictures are as of
+    :func:`parse_conversation`; those of ``images`` belong to both sides.
 
     Raises:
         RowError: The line has not this form, or both sides are equal.
@@ -260,8 +279,8 @@ def parse_pair(line: bytes) -> StoredPair:
                 f"columns {', '.join(map(repr, list(row)[:8]))}: a row needs 'chosen' "
                 "and 'rejected', and 'prompt' unless they are whole conversations."
             )
-    sides = {name: _of_text(_side(row, name), name) for name in ("chosen", "rejected")}
-    if sides["chosen"].messages == sides["rejected"].messages:
+    sides = {name: _side(row, name) for name in ("chosen", "rejected")}
+    if sides["chosen"] == sides["rejected"]:
         raise RowError("chosen and rejected are equal.")
     return StoredPair(**sides)
 
@@ -283,6 +302,19 @@ class StoredLabelled:
     conversation: StoredConversation
     desirable: bool
 
+    def shown(self, folder: Path | None) -> StoredLabelled:
+        """Return it with its pictures; see :meth:`StoredConversation.shown`."""
+        return StoredLabelled(self.conversation.shown(folder), self.desirable)
+
+    @property
+    def has_pictures(self) -> bool:
+        """True if a message shows pictures."""
+        return self.conversation.has_pictures
+
+
+ROWS_WITH_PICTURES = (StoredConversation, StoredPair, StoredLabelled)
+"""Contents of rows whose pictures are read by ``shown()``, and not with the row."""
+
 
 def parse_labelled(line: bytes) -> StoredLabelled:
     """Return the conversation and its label in a line of JSON.
@@ -300,17 +332,7 @@ def parse_labelled(line: bytes) -> StoredLabelled:
             f"{given}: a row needs 'label', true if its reply is desirable, else "
             "false, beside 'prompt' and 'completion', or 'messages'."
         )
-    return StoredLabelled(_of_text(parse_conversation(line), "messages"), label)
-
-
-def _of_text(conversation: StoredConversation, column: str) -> StoredConversation:
-    """Return a conversation; refuse pictures, which preferences do not carry."""
-    if conversation.sources:
-        raise RowError(
-            f"{column} has pictures, which pairs and labels do not carry. SFT reads "
-            "conversations with pictures."
-        )
-    return conversation
+    return StoredLabelled(parse_conversation(line), label)
 
 
 def parser_of(columns: Collection[str]) -> Parser | None:

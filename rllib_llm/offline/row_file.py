@@ -29,8 +29,8 @@ from rllib_llm.envs.dataset.row_reader import (
 )
 from rllib_llm.errors import ConfigError
 from rllib_llm.offline.conversation_files import (
+    ROWS_WITH_PICTURES,
     Parser,
-    StoredConversation,
     parser_of,
 )
 from rllib_llm.offline.episode_rows import StoredEpisode
@@ -106,7 +106,7 @@ class RowFile:
         """
         entry = self._entries[number]
         row = self._reader.read(entry)
-        if not isinstance(row, StoredConversation):
+        if not isinstance(row, ROWS_WITH_PICTURES):
             return row
         try:
             return row.shown(self._folders[int(entry["file"])])
@@ -201,7 +201,7 @@ def _scan(
             problem, row = "", None
             try:
                 row = parse(text)
-                if isinstance(row, StoredConversation):
+                if isinstance(row, ROWS_WITH_PICTURES):
                     row.shown(file.folder)
                 if isinstance(row, StoredEpisode):
                     _check_id(row.id, place, places)
@@ -216,7 +216,7 @@ def _scan(
 def _has_pictures(row: Any) -> bool:
     if isinstance(row, StoredEpisode):
         return any(agent.pictures for agent in row.agents)
-    return isinstance(row, StoredConversation) and bool(row.sources)
+    return isinstance(row, ROWS_WITH_PICTURES) and row.has_pictures
 
 
 def _check_id(name: str | None, place: str, places: dict[str, str]) -> None:

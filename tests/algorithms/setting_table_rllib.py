@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sharded
+import sharded_looks
 import torch
 from ray.rllib.algorithms.algorithm_config import DEFAULT_STATS_CLS_LOOKUP
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -92,16 +92,20 @@ RLLIB = {
     "learners.custom_resources_per_learner": needing(
         of(bundles, "PPO", {"chip": 1.0}), own={"num_learners": 2}
     ),
-    "learners.sharding": of(sharded.built(sharded.holds_shards), "GRPO", "fsdp2"),
+    "learners.sharding": of(
+        sharded_looks.built(sharded_looks.holds_shards), "GRPO", "fsdp2"
+    ),
     "learners.sharding_kwargs": needing(
         of(
-            sharded.built(sharded.gathered_dtype),
+            sharded_looks.built(sharded_looks.gathered_dtype),
             "GRPO",
             {"param_dtype": "bfloat16"},
         ),
         own={"sharding": "fsdp2"},
     ),
-    "learners.collective_timeout_s": of(sharded.built(sharded.time_limit), "GRPO", 7.0),
+    "learners.collective_timeout_s": of(
+        sharded_looks.built(sharded_looks.time_limit), "GRPO", 7.0
+    ),
     "resources.num_cpus_for_main_process": of(bundles, "PPO", 4),
     "resources.custom_resources_for_main_process": of(bundles, "PPO", {"chip": 1.0}),
     "resources.torch_num_threads": of(

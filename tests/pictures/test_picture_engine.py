@@ -11,9 +11,13 @@ from picture_helpers import (
     make_vlm_engine,
     make_vlm_module,
     picture,
+    row_batch,
+    row_scores,
     sample_conversation,
 )
+from ray.rllib.core.columns import Columns
 
+from rllib_llm.data import columns
 from rllib_llm.engines import SamplingParams, TorchEngine, generate
 from rllib_llm.errors import ConfigError
 from rllib_llm.pictures.contract import digest
@@ -122,6 +126,30 @@ def test_features_are_computed_once_per_picture(module, vlm, renderer):
     engine.submit(0, [5], params)
     finish(engine)
     assert engine._pictures.computed == 3
+
+
+def test_a_conversation_goes_on_with_new_weights(module, vlm, renderer):
+    engine = make_vlm_engine(module, vlm)
+    shown = [("<image> What?", [picture(1)]), ("And now?", [])]
+    submit = engine.submit
+
+    def with_new_weights(*args, **kwargs):
+        if kwargs["extends"]:
+            with torch.no_grad():
+                for parameter in module.lm.parameters():
+                    parameter.mul_(1.2)
+            engine.set_weights_version(2)
+        submit(*args, **kwargs)
+
+    engine.submit = with_new_weights
+    conversation = sample_conversation(engine, renderer, shown)
+    batch = row_batch([conversation], vlm)
+    gap = (row_scores(module, batch) - batch[columns.BEHAVIOUR_LOGP]).abs()[0]
+    scored = gap[batch[Columns.LOSS_MASK][0]]
+    first, second = (len(turn.action_ids) for turn in conversation[0])
+    assert scored[:first].max() > 1e-3  # sampled by the weights before
+    assert len(scored[first:]) == second
+    assert scored[first:].max() < 1e-5
 
 
 def test_weights_are_copied_by_the_names_of_the_whole_model(module, vlm, renderer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -22,12 +23,15 @@ from picture_helpers import (
 from ray.rllib.core.columns import Columns
 
 from rllib_llm.data import columns
+from rllib_llm.data.micro_batches import micro_batches
 from rllib_llm.errors import ModelError
 from rllib_llm.modules.architectures import check_folder, read_config
+from rllib_llm.modules.packing_check import check_packing
 from rllib_llm.pictures.contract import digest
 from rllib_llm.pictures.families import flat_patches
 from rllib_llm.pictures.features import (
     PictureReader,
+    fit,
     is_vision_trained,
 )
 from rllib_llm.pictures.spec import image_spec, refused_family
@@ -71,6 +75,55 @@ def test_rows_with_0_1_and_2_pictures_equal_turn_by_turn(model, folder, family):
     batch = row_batch(conversations, folder)
     assert (batch[columns.PICTURE_STARTS] >= 0).sum(1).tolist() == [0, 2, 1]
     assert gap_of(module, batch) < 1e-5
+
+
+def packed_scores(module, batch):
+    """Return the scores of rows that were packed, and their sum's gradients."""
+    found = torch.zeros_like(batch[columns.BEHAVIOUR_LOGP])
+    for index, part in micro_batches(batch, None, packing=True):
+        assert columns.PACKED_ROWS in part
+        values = row_scores(module, part)
+        found[index, : values.shape[1]] = values
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return found, torch.autograd.grad(found.sum(), parameters, allow_unused=True)
+
+
+@pytest.mark.parametrize("shown", [(NONE, TWO, ONE), (NONE[:1], NONE)])
+def test_packed_rows_equal_rows_apart(model, folder, shown):
+    module, renderer, engine = model
+    conversations = [
+        sample_conversation(engine, renderer, each, seed=n)
+        for n, each in enumerate(shown)
+    ]
+    batch = row_batch(conversations, folder)
+    check_packing(module)
+    scores, gradients = packed_scores(module, batch)
+    torch.testing.assert_close(scores, row_scores(module, batch), atol=1e-5, rtol=0)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    apart = torch.autograd.grad(
+        row_scores(module, batch).sum(), parameters, allow_unused=True
+    )
+    for one, two in zip(gradients, apart, strict=True):
+        assert (one is None) == (two is None)
+        if one is not None:
+            scale = max(1.0, float(two.abs().max()))
+            torch.testing.assert_close(one / scale, two / scale, atol=1e-5, rtol=0)
+
+
+def test_a_packed_picture_changes_its_own_row_alone(model, folder):
+    module, renderer, engine = model
+    conversations = [
+        sample_conversation(engine, renderer, each, seed=n)
+        for n, each in enumerate((ONE, TWO))
+    ]
+    batch = row_batch(conversations, folder)
+    before, _ = packed_scores(module, batch)
+    pixels = batch[columns.PICTURES].pixels.copy()
+    pixels[batch[columns.PICTURE_INDEX][0, 0]] = fit(picture(9), pixels.shape[1])
+    other = dataclasses.replace(batch[columns.PICTURES], pixels=pixels)
+    after, _ = packed_scores(module, {**batch, columns.PICTURES: other})
+    assert (after[0] - before[0]).abs().max() > 1e-3
+    torch.testing.assert_close(after[1], before[1], atol=1e-6, rtol=0)
 
 
 def test_another_picture_changes_the_scores(model, folder):

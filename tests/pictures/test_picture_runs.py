@@ -9,6 +9,7 @@ from family_folders import WRITERS
 from picture_runs import MISMATCH, config_of, learned, weights_of
 
 from rllib_llm import GRPO, LLMPPO, GRPOConfig, LLMPPOConfig, SFTConfig
+from rllib_llm.callbacks.result_keys import POLICY_STALENESS
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.pictures.contract import digest
 from rllib_llm.transcripts.collector import read_result
@@ -152,7 +153,11 @@ def test_a_reference_policy_reads_the_pictures():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "processes"),
-    [("env_runners", {"num_env_runners": 1}), ("learners", {"num_learners": 2})],
+    [
+        ("env_runners", {"num_env_runners": 1}),
+        ("learners", {"num_learners": 2}),
+        ("learners", {"num_learners": 2, "sharding": "fsdp2"}),
+    ],
 )
 def test_processes_of_their_own_get_the_pictures(section, processes):
     # All answers are wrong at first, and groups of equal rewards are kept.
@@ -162,6 +167,18 @@ def test_processes_of_their_own_get_the_pictures(section, processes):
     results = [learned(algo.train()) for _ in range(2)]
     algo.stop()
     assert all(r[MISMATCH] < 1e-5 for r in results)
+
+
+@pytest.mark.slow
+def test_pictures_are_sampled_ahead():
+    config = config_of(env="colour_grid-v0", drop_zero_variance_groups=False)
+    config.env_runners(num_env_runners=1, sample_ahead=1)
+    algo = config.build_algo()
+    results = [learned(algo.train()) for _ in range(3)]
+    algo.stop()
+    assert results[-1][POLICY_STALENESS] == 1
+    assert 0.5 < results[-1]["is_weight_mean"] < 2  # tis="auto" corrects
+    assert all(np.isfinite(r["grad_norm"]) for r in results)
 
 
 def test_transcripts_show_the_pictures_of_each_turn():

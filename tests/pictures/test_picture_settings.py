@@ -63,14 +63,9 @@ def test_algorithms_of_several_agents_are_accepted(kind):
         (lambda: grpo("generation", head="score"), "generation.head='score'"),
         (lambda: config_of(history="rerender"), "language_model.history='rerender'"),
         (lambda: config_of(compile="eager"), "language_model.compile='eager'"),
-        (lambda: grpo("training", packing=True), "training.packing=True"),
         (
             lambda: grpo("rollouts", save_episodes=True, save_as="corrections"),
             "rollouts.save_as='corrections'",
-        ),
-        (
-            lambda: grpo("learners", num_learners=2, sharding="fsdp2"),
-            "learners.sharding='fsdp2'",
         ),
         (
             lambda: config_of(LLMPPOConfig).scorer(loss="causal"),

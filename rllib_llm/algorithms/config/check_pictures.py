@@ -16,7 +16,7 @@ from rllib_llm.pictures.spec import image_spec
 if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
-_ALGORITHMS = ("GRPO", "LLMPPO", "SFT", "MARFT", "SelfPlay")
+_ALGORITHMS = ("GRPO", "LLMPPO", "SFT", "Pref", "MARFT", "SelfPlay")
 
 
 def reads_pictures(config: LLMConfig) -> bool:
@@ -162,9 +162,6 @@ def _unsupported(config: LLMConfig) -> list[tuple[str, object, str]]:
     ]
     for setting, attribute in (
         ("language_model.compile", "lm_compile"),
-        ("training.packing", "packing"),
-        ("learners.sharding", "sharding"),
-        ("sample_ahead", "sample_ahead"),
         ("scorer.privileged", "scorer_privileged"),
     ):
         value = getattr(config, attribute, None)

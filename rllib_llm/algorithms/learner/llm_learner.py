@@ -49,6 +49,7 @@ from rllib_llm.distributed import (
 from rllib_llm.losses.aggregation import denominator
 from rllib_llm.modules.critic import CRITIC_MODULE
 from rllib_llm.modules.loading import models_placed_on
+from rllib_llm.modules.picture_inputs import count_pictures
 from rllib_llm.seeding import stable_seed
 from rllib_llm.torch_threads import choose_threads, threads_in_force
 from rllib_llm.transcripts.learner_annotations import TokenAnnotationsMixin
@@ -338,7 +339,9 @@ class LLMLearnerMixin(
             for s, coeff in coeffs.items()
         ]
         # Before the early return: a rank without rows must join the collective call.
-        units = all_reduce_sum(local_units, self._device)
+        *units, shown = all_reduce_sum(
+            [*local_units, count_pictures(data)], self._device
+        )
         total = sum(units)
         loss_sum = torch.zeros((), device=self._device)
         fwd_out = None
@@ -359,6 +362,8 @@ class LLMLearnerMixin(
             # Per micro-batch: frees its activations, and gradients add up in `.grad`.
             loss.backward()
             loss_sum = loss_sum + loss.detach()
+        if self.is_sharded and not shown:
+            self._drop_vision_gradients(module_id)
         return fwd_out, loss_sum, total
 
     def _parts(

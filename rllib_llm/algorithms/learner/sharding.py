@@ -23,6 +23,7 @@ from rllib_llm.distributed import gathered, is_first, local, shard_like, sum_of_
 from rllib_llm.modules.llm_rl_module import LLMRLModule
 from rllib_llm.modules.packing_check import check_packing
 from rllib_llm.modules.sharding import reshard, shard
+from rllib_llm.pictures.features import vision_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +100,17 @@ class ShardingMixin(LearnerStats):
             hidden = out[Columns.EMBEDDINGS]
             loss = loss + (module.compute_values(rows, embeddings=hidden) * 0.0).sum()
         return loss
+
+    def _drop_vision_gradients(self, module_id: str) -> None:
+        """Drop gradients of vision parts after a step in which no row had a picture.
+
+        They are zeros of blank pictures, and momentum would move the weights.
+        """
+        module = self.module[module_id].unwrapped()
+        trunk = getattr(getattr(module, "value_head", None), "trunk", None)
+        for model in (module.lm, trunk):
+            for parameter in vision_parameters(model) if model is not None else ():
+                parameter.grad = None
 
     # Clipping ------------------------------------------------------------------------
 

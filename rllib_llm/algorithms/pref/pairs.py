@@ -139,7 +139,7 @@ class _Side:
 
 
 def common_turns(one: Any, other: Any) -> int:
-    """Return the number of leading turns with equal prompts and replies.
+    """Return the number of leading turns with equal prompts, pictures and replies.
 
     The last turn of the shorter episode does not count: something is left to compare.
     """
@@ -148,7 +148,8 @@ def common_turns(one: Any, other: Any) -> int:
         lambda pair: all(
             np.array_equal(getattr(pair[0], ids), getattr(pair[1], ids))
             for ids in ("prompt_ids", "action_ids")
-        ),
+        )
+        and [p.digest for p in pair[0].images] == [p.digest for p in pair[1].images],
         zip(turns[0][:-1], turns[1][:-1], strict=False),
     )
     return sum(1 for _ in equal)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-
 import torch
 import torch.distributed as dist
-from learner_helpers import make_learner
-from setting_looks import config_of
 from team_helpers import make_team_learner, wake_critic
 
 from rllib_llm.algorithms.learner.training_data import LLMTrainingData
@@ -63,10 +58,7 @@ def keep_gradients(learner):
 
 def make(config):
     """Return a Learner whose critics' values differ from zero."""
-    if not config.is_multi_agent:
-        learner = make_learner(config)
-    else:
-        learner = make_team_learner(config)
+    learner = make_team_learner(config)
     for module_id in learner.module.keys():
         if hasattr(learner.module[module_id].unwrapped(), "value_head"):
             wake_critic(learner, module_id)
@@ -105,44 +97,6 @@ def broadcast(value):
     boxed = [value]
     dist.broadcast_object_list(boxed, src=0)
     return boxed[0]
-
-
-@contextlib.contextmanager
-def group_of_one():
-    """Make this process a group of Learners by itself."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = f"file://{folder}/store"
-        dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
-
-
-def built(see):
-    """Return a look at a module, and a Learner, of a group of one."""
-
-    def look(algo, env=None, learners=None, **sections):
-        settings = {"num_learners": 2, **learners}
-        with group_of_one():
-            config = config_of(algo, env, learners=settings, **sections)
-            learner = make_team_learner(config)
-            return see(learner, learner.module["default_policy"].unwrapped())
-
-    return look
-
-
-def holds_shards(learner, module):
-    return [is_shard(parameter) for parameter in module.parameters()]
-
-
-def gathered_dtype(learner, module):
-    return module.forward_train(idle_rows("cpu"))["embeddings"].dtype
-
-
-def time_limit(learner, module):
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    return backend.options._timeout
 
 
 def held(learner):
