@@ -128,7 +128,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+IN_FAST_LANE = ("own critic", "adapters")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case if case in IN_FAST_LANE else pytest.param(case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
 def test_steps_are_those_of_one_learner(pair, sample, case):
     kind, model, training = CASES[case]
     config = config_of(kind, model, **training)
@@ -152,6 +161,7 @@ def test_places_of_parameters_do_not_change_the_step(pair, sample, kwargs):
     compare(pair, config, shown[:3], [shown[0], plain[0]], **kwargs)
 
 
+@pytest.mark.slow
 def test_a_lower_precision_rounds_passes_alone(pair, sample):
     config = config_of()
     shown, plain = sample(config)

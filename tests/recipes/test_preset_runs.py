@@ -63,6 +63,7 @@ CASES = {
     "agile_jigsaw": ("sft={demonstrations: 300, lr: 1e-2}", *GROUPS),
     "geo_vista": ("sft={demonstrations: 300, lr: 3e-3}", *GROUPS, VALID),
     "vital": ("sft={demonstrations: 300, lr: 3e-3}", *GROUPS, VALID),
+    "colour_grid_dpo": ("sft={demonstrations: 200, lr: 1e-2}",),
     "colour_grid_ppo": ("sft={demonstrations: 200, lr: 1e-2}",),
     "vl_dac": (*LAKE, VALID, "training.critic_warmup_iters=1"),
     "vagen": (*LAKE, VALID, "training.critic_warmup_iters=1"),
