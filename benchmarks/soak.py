@@ -262,7 +262,7 @@ def summary(ended: Ended, storage: Path) -> dict[str, Any]:
     An iteration after the newest checkpoint is made again when a Learner dies: the last
     row of an iteration counts.
     """
-    found = {row["training_iteration"]: row for row in rows(storage)}
+    found = last_rows(storage)
     evaluated = [
         row["evaluation"]["env_runners"]
         for row in found.values()
@@ -282,6 +282,28 @@ def summary(ended: Ended, storage: Path) -> dict[str, Any]:
         "seconds": ended.seconds,
         "stalled": ended.stalled,
     }
+
+
+def last_rows(storage: Path) -> dict[int, dict[str, Any]]:
+    """Return the last result of each iteration."""
+    return {row["training_iteration"]: row for row in rows(storage)}
+
+
+def equal_iterations(one: Path, other: Path) -> int:
+    """Return how many iterations have the same return, loss and gradient in two runs.
+
+    Equal to the bit; NaN, of an iteration without an update, equals NaN.
+    """
+
+    def values(row: dict[str, Any]) -> str:
+        learner = row["learners"].get("default_policy", {})
+        return json.dumps(
+            [row["env_runners"]["episode_return_mean"]]
+            + [learner.get(n) for n in ("total_loss", "grad_norm")]
+        )
+
+    left, right = last_rows(one), last_rows(other)
+    return sum(values(left[i]) == values(right[i]) for i in left.keys() & right.keys())
 
 
 def wrong_groups(found: dict[int, dict[str, Any]]) -> tuple[int, int]:
@@ -311,6 +333,9 @@ def print_table() -> None:
         cells += [f"{run['seconds'] / 60:.0f}"]
         cells += [f"{success:.3f} ({low:.3f} to {high:.3f})"]
         print(f"| {' | '.join(cells)} |")
+        if "equal_iterations" in run:
+            equal, of = run["equal_iterations"], run["iterations"]
+            print(f"\nEqual return, loss and gradient norm: {equal} of {of} iterations")
 
 
 def main() -> None:
@@ -343,6 +368,10 @@ def main() -> None:
         machines.cluster.shutdown()
         print(name, found[name], flush=True)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        if name == "alone":
+            equal = equal_iterations(args.storage / "killed", storage)
+            found[name]["equal_iterations"] = equal
+            RESULTS.write_text(json.dumps(found, indent=1) + "\n")
         if ended.stalled:
             raise SystemExit(
                 f"{name}: no new iteration in {limits.stall_minutes:g} min."

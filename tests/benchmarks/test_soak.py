@@ -40,7 +40,7 @@ def test_each_group_in_its_turn_is_neither_lost_nor_doubled(soak, tmp_path):
     # The second iteration was made again, from a checkpoint behind the first.
     rows = [row(soak, i, groups) for i, groups in ((1, [0, 1]), (2, [2, 3]))]
     write(tmp_path, [*rows, rows[1], row(soak, 3, [4, 5])])
-    found = soak.summary([], 1.0, tmp_path)
+    found = soak.summary(soak.Ended([], 1.0), tmp_path)
     assert (found["iterations"], found["repeated"], found["retried"]) == (3, 1, 3)
     assert (found["lost_groups"], found["doubled_groups"]) == (0, 0)
 
@@ -57,3 +57,21 @@ def test_each_group_in_its_turn_is_neither_lost_nor_doubled(soak, tmp_path):
 def test_groups_out_of_turn_are_counted(soak, groups, size, lost, doubled):
     found = {1: row(soak, 1, [0, 1]), 2: row(soak, 2, groups, size)}
     assert soak.wrong_groups(found) == (lost, doubled)
+
+
+def test_iterations_of_two_runs_are_compared_to_the_bit(soak, tmp_path):
+    def learned(iteration, loss):
+        return row(soak, iteration, [0]) | {
+            "env_runners": {"episode_return_mean": 0.5},
+            "learners": {"default_policy": {"total_loss": loss, "grad_norm": 1.0}},
+        }
+
+    nan = float("nan")
+    one = [learned(1, 0.5), learned(1, 0.1), learned(2, nan), learned(3, 0.3)]
+    write(tmp_path / "one", one)  # the last row of an iteration counts
+    other = [learned(1, 0.1), learned(2, nan), learned(3, 0.30000000000000004)]
+    write(tmp_path / "other", other)
+    paths = tmp_path / "one", tmp_path / "other"
+    assert soak.equal_iterations(*paths) == 2
+    write(tmp_path / "third", [learned(1, 0.1 + 1e-9)])
+    assert soak.equal_iterations(paths[0], tmp_path / "third") == 0
