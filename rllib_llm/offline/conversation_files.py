@@ -279,10 +279,11 @@ def parse_pair(line: bytes) -> StoredPair:
                 f"columns {', '.join(map(repr, list(row)[:8]))}: a row needs 'chosen' "
                 "and 'rejected', and 'prompt' unless they are whole conversations."
             )
-    sides = {name: _side(row, name) for name in ("chosen", "rejected")}
-    if sides["chosen"] == sides["rejected"]:
+    pair = StoredPair(_side(row, "chosen"), _side(row, "rejected"))
+    chosen, rejected = ((s.messages, s.sources) for s in (pair.chosen, pair.rejected))
+    if chosen == rejected:
         raise RowError("chosen and rejected are equal.")
-    return StoredPair(**sides)
+    return pair
 
 
 def _side(row: dict[str, Any], name: str) -> StoredConversation:

@@ -11,7 +11,7 @@ from picture_helpers import picture
 from picture_runs import TINY, ThreeShots
 from process_group import ProcessGroup
 
-from rllib_llm import GRPOConfig, LLMPPOConfig
+from rllib_llm import GRPOConfig, LLMPPOConfig, MARFTConfig
 from rllib_llm.algorithms.driver.memory_plan import plan_memory
 from rllib_llm.data.episode_data import episode_data
 from rllib_llm.data.types import TurnResult
@@ -185,6 +185,23 @@ def test_every_family(pair, sample, family, tmp_path_factory):
     config = config_of(model={"model": folder, "tiny": {}}, ref_kl_coeff=0.5)
     shown, plain = sample(config)
     grads = compare(pair, config, shown[:3], [shown[0], plain[0]])
+    assert max(towers(grads)) > 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["own", "central"])
+def test_policies_and_critics_of_a_team(pair, critic):
+    policies = {"alice_0": "alice", "bob_0": "bob"}
+    config = MARFTConfig().environment("half_grids-v0").language_model(**VLM)
+    config.generation(max_new_tokens=3).env_runners(num_envs_per_env_runner=8)
+    config.multi_agent(policies=["alice", "bob"], policy_mapping_fn=policies)
+    config.training(lr=1e-3, micro_batch_tokens=96, level="action", critic=critic)
+    algo = config.copy(copy_frozen=False).build_algo()
+    episodes = algo.env_runner.sample(tasks=algo.next_tasks(7))
+    config.validate()
+    config.resolved_model = algo.config.resolved_model
+    algo.stop()
+    grads = compare(pair, config, episodes[:4], episodes[4:])
     assert max(towers(grads)) > 1e-6
 
 
