@@ -87,17 +87,17 @@ def packed_inputs(
         varlen: As of :meth:`PackedRows.attention_inputs`.
     """
     by_token = ("input_ids", "inputs_embeds", "visual_pos_masks")
-    found = {n: packed.pack(v) if n in by_token else v for n, v in inputs.items()}
-    extents = found.pop("position_ids", None)
-    found |= packed.attention_inputs(varlen=varlen)
+    arguments = {n: packed.pack(v) if n in by_token else v for n, v in inputs.items()}
+    extents = arguments.pop("position_ids", None)
+    arguments |= packed.attention_inputs(varlen=varlen)
     if spec.side is not None:
         # By the first of four transformers keeps rows apart; three alone would not.
-        columns_of_rows = found["position_ids"]  # [1, N]
+        columns_of_rows = arguments["position_ids"]  # [1, N]
         three = [columns_of_rows] * 3
         if extents is not None:
             three = [packed.pack(extent) for extent in extents]
-        found["position_ids"] = torch.stack([columns_of_rows, *three])
-    return found
+        arguments["position_ids"] = torch.stack([columns_of_rows, *three])
+    return arguments
 
 
 def _inputs_without(

@@ -145,11 +145,13 @@ def common_turns(one: Any, other: Any) -> int:
     """
     turns = [e.get_extra_model_outputs(columns.TURN) for e in (one, other)]
     equal = itertools.takewhile(
-        lambda pair: all(
-            np.array_equal(getattr(pair[0], ids), getattr(pair[1], ids))
-            for ids in ("prompt_ids", "action_ids")
-        )
-        and [p.digest for p in pair[0].images] == [p.digest for p in pair[1].images],
+        lambda pair: (
+            all(
+                np.array_equal(getattr(pair[0], ids), getattr(pair[1], ids))
+                for ids in ("prompt_ids", "action_ids")
+            )
+            and [p.digest for p in pair[0].images] == [p.digest for p in pair[1].images]
+        ),
         zip(turns[0][:-1], turns[1][:-1], strict=False),
     )
     return sum(1 for _ in equal)
