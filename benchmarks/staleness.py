@@ -2,6 +2,7 @@
 
 Run:     python benchmarks/staleness.py --seeds 0 1 2
 Table:   python benchmarks/staleness.py --table (for another learning rate: --lr 3e-4)
+Figure:  python benchmarks/staleness.py --plot docs/staleness.png
 Writes:  benchmarks/results/staleness/<variant>[_lr<lr>]_seed<n>.json
 
 The recipe ``guess_number_grpo`` at a higher learning rate, with one EnvRunner process.
@@ -122,10 +123,7 @@ def print_table(lr: float) -> None:
         "| training success in the middle | effective sample size |\n|" + 7 * "---|"
     )
     for variant, (ahead, correction) in VARIANTS.items():
-        records = [
-            json.loads(p.read_text())
-            for p in sorted(RESULTS.glob(f"{name_of(variant, lr)}_seed*.json"))
-        ]
+        records = records_of(variant, lr)
         if not records:
             continue
         rows = [row for record in records for row in record["rows"]]
@@ -147,8 +145,48 @@ def print_table(lr: float) -> None:
         print(f"| {' | '.join(cells)} |")
 
 
+def records_of(variant: str, lr: float) -> list[dict[str, Any]]:
+    """Return the records of all seeds."""
+    paths = sorted(RESULTS.glob(f"{name_of(variant, lr)}_seed*.json"))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def plot(path: Path) -> None:
+    """Draw training success over iterations by learning rate and bound."""
+    from matplotlib import pyplot
+
+    rates, bounds = (LR, 3e-4), (1, 4)
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 5.4), sharex=True, sharey=True)
+    for row, lr in enumerate(rates):
+        for column, bound in enumerate(bounds):
+            axis, of_bound = axes[row][column], {"in turns": "0"}
+            of_bound |= {name: f"{bound}_{name}" for name in CORRECTIONS}
+            for index, (name, variant) in enumerate(of_bound.items()):
+                for number, record in enumerate(records_of(variant, lr)):
+                    success = [each["success"] for each in record["rows"]]
+                    smooth = [
+                        statistics.mean(success[max(0, i - LAST + 1) : i + 1])
+                        for i in range(len(success))
+                    ]
+                    axis.plot(
+                        range(1, len(smooth) + 1),
+                        smooth,
+                        color=f"C{index}",
+                        linewidth=1,
+                        label=None if number else name,
+                    )
+            axis.set(title=f"lr {lr:g}, age bound {bound}")
+            axis.legend(fontsize=7)
+    for axis in axes[1]:
+        axis.set(xlabel="iteration")
+    for axis in axes[:, 0]:
+        axis.set(ylabel=f"training success, mean of {LAST}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
 def main() -> None:
-    """Run the variants, or print the table of all results."""
+    """Run the variants, print the table of all results, or draw them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -157,7 +195,11 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=2.0, help="seconds")
     parser.add_argument("--held-out", type=int, default=200)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
+    if args.plot:
+        plot(args.plot)
+        return
     if args.table:
         print_table(args.lr)
         return
