@@ -103,6 +103,13 @@ def count(batch: Mapping[str, Any]) -> int:
     return int(read(batch, Columns.LOSS_MASK).sum())
 
 
+def count_pictures(batch: Mapping[str, Any] | None) -> int:
+    """Return the number of places of pictures in rows; 0 of None."""
+    if batch is None or columns.PICTURES not in batch:
+        return 0
+    return int((read(batch, columns.PICTURE_STARTS) >= 0).sum())
+
+
 def trained_places(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Return row and column of each trained token, on the batch's device. 2 x [N]"""
     mask = batch[Columns.LOSS_MASK]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rllib_llm.data import columns
-from rllib_llm.data.micro_batches import read
+from rllib_llm.data.micro_batches import count_pictures, read
 from rllib_llm.data.packed_rows import PackedRows
 from rllib_llm.pictures.features import PictureReader
 from rllib_llm.pictures.placed_features import PlacedFeatures
@@ -66,13 +66,6 @@ def row_inputs(
         positions = positions_3d(index, starts, spec.side)
         inputs["position_ids"] = upload(positions, embeddings.device)
     return inputs
-
-
-def count_pictures(batch: Mapping[str, Any] | None) -> int:
-    """Return the number of places of pictures in rows; 0 of None."""
-    if batch is None or columns.PICTURES not in batch:
-        return 0
-    return int((read(batch, columns.PICTURE_STARTS) >= 0).sum())
 
 
 def packed_inputs(

@@ -15,6 +15,7 @@ from rllib_llm import (
     LLMPPOConfig,
     MARFTConfig,
     PrefConfig,
+    PromptSearchConfig,
     RewardModelConfig,
     SelfPlayConfig,
     SFTConfig,
@@ -38,12 +39,12 @@ def grpo(section, **settings):
     return getattr(config_of(), section)(**settings)
 
 
-@pytest.mark.parametrize("kind", [GRPOConfig, LLMPPOConfig, SFTConfig])
+@pytest.mark.parametrize("kind", [GRPOConfig, LLMPPOConfig, SFTConfig, PrefConfig])
 def test_algorithms_that_carry_pictures_are_accepted(kind):
     config_of(kind).validate()
 
 
-@pytest.mark.parametrize("kind", [PrefConfig, RewardModelConfig])
+@pytest.mark.parametrize("kind", [PromptSearchConfig, RewardModelConfig])
 def test_algorithms_that_do_not_are_refused(kind):
     config = config_of(kind)
     name = kind.__name__.removesuffix("Config")

@@ -39,7 +39,13 @@ from rllib_llm.connectors.learner.score_rows import ScoreRows, add_old_logps
 from rllib_llm.connectors.learner.token_rows import TokenRows
 from rllib_llm.data import columns
 from rllib_llm.data.episode_data import FILE, PAIR, SAMPLED
-from rllib_llm.data.micro_batches import count, micro_batches, read, select_rows
+from rllib_llm.data.micro_batches import (
+    count,
+    count_pictures,
+    micro_batches,
+    read,
+    select_rows,
+)
 from rllib_llm.distributed import (
     all_reduce_sum,
     equal_passes,
@@ -49,7 +55,6 @@ from rllib_llm.distributed import (
 from rllib_llm.losses.aggregation import denominator
 from rllib_llm.modules.critic import CRITIC_MODULE
 from rllib_llm.modules.loading import models_placed_on
-from rllib_llm.modules.picture_inputs import count_pictures
 from rllib_llm.seeding import stable_seed
 from rllib_llm.torch_threads import choose_threads, threads_in_force
 from rllib_llm.transcripts.learner_annotations import TokenAnnotationsMixin
