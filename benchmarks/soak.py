@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import random
@@ -272,6 +273,7 @@ def summary(ended: Ended, storage: Path) -> dict[str, Any]:
     return {
         "iterations": len(found),
         "repeated": len(rows(storage)) - len(found),
+        "restart_seconds": restart_seconds(storage),
         "lost_groups": lost,
         "doubled_groups": doubled,
         "lost_episodes": sum(row["num_episodes_lost"] for row in found.values()),
@@ -287,6 +289,15 @@ def summary(ended: Ended, storage: Path) -> dict[str, Any]:
 def last_rows(storage: Path) -> dict[int, dict[str, Any]]:
     """Return the last result of each iteration."""
     return {row["training_iteration"]: row for row in rows(storage)}
+
+
+def restart_seconds(storage: Path) -> list[int]:
+    """Return the time from each restart's last result before it to its first one."""
+    return [
+        row["timestamp"] - before["timestamp"]
+        for before, row in itertools.pairwise(rows(storage))
+        if row["iterations_since_restore"] == 1
+    ]
 
 
 def equal_iterations(one: Path, other: Path) -> int:
@@ -322,6 +333,7 @@ def wrong_groups(found: dict[int, dict[str, Any]]) -> tuple[int, int]:
 def print_table() -> None:
     """Print one row per run."""
     names = ("iterations", "repeated", "lost_groups", "doubled_groups", "retried")
+    notes = []
     print("| run | kills | " + " | ".join(n.replace("_", " ") for n in names), end="")
     print(" | minutes | held-out success at the end (95 %) |\n|" + 9 * "---|")
     for name, run in json.loads(RESULTS.read_text()).items():
@@ -333,9 +345,12 @@ def print_table() -> None:
         cells += [f"{run['seconds'] / 60:.0f}"]
         cells += [f"{success:.3f} ({low:.3f} to {high:.3f})"]
         print(f"| {' | '.join(cells)} |")
+        if run["restart_seconds"]:
+            notes.append(f"{name}: restarts took {run['restart_seconds']} s")
         if "equal_iterations" in run:
             equal, of = run["equal_iterations"], run["iterations"]
-            print(f"\nEqual return, loss and gradient norm: {equal} of {of} iterations")
+            notes.append(f"equal return, loss and gradient: {equal} of {of} iterations")
+    print("\n" + "\n".join(notes))
 
 
 def main() -> None:

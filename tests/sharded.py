@@ -17,6 +17,14 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if is_shard(tensor) else tensor).clone()
 
 
+def sharded_config(config, **kwargs):
+    """Return a copy of a config with two Learners that shard."""
+    config = config.copy(copy_frozen=False)
+    config.learners(num_learners=2, sharding="fsdp2", sharding_kwargs=kwargs)
+    config.validate_learners()
+    return config
+
+
 def shard_of(episodes):
     """Return the episodes of this process, as LearnerGroup.update() divides them."""
     if not dist.is_initialized():

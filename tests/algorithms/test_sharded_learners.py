@@ -48,13 +48,6 @@ def episodes(count=7):
     return found
 
 
-def sharded_config(config, **kwargs):
-    config = config.copy(copy_frozen=False)
-    config.learners(num_learners=2, sharding="fsdp2", sharding_kwargs=kwargs)
-    config.validate_learners()
-    return config
-
-
 def assert_equal(found, expected, atol=1e-6):
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -128,7 +121,7 @@ def test_gradients_are_those_of_one_learner(pair, case):
     config = config_of(*CASES[case])
     grads, weights, (size, _) = sharded.step(config, episodes(), steps=2)
     assert max(float(g.abs().max()) for g in grads.values()) > 5e-4
-    found = pair(sharded.step, sharded_config(config), episodes(), steps=2)
+    found = pair(sharded.step, sharded.sharded_config(config), episodes(), steps=2)
     for of_rank, after, (held, _) in found:
         assert_equal(of_rank, grads)
         assert_equal(after, weights, 1e-5)
@@ -137,7 +130,7 @@ def test_gradients_are_those_of_one_learner(pair, case):
 
 @pytest.mark.parametrize("case", ["own critic", "adapters"])
 def test_the_memory_plan_counts_shards(pair, case):
-    config = sharded_config(config_of(*CASES[case]))
+    config = sharded.sharded_config(config_of(*CASES[case]))
     plan = plan_memory(config)[2]
     for *_, (weights, moments) in pair(sharded.step, config, episodes()):
         assert plan.weights == pytest.approx(4 * weights, rel=0.01)
@@ -150,7 +143,7 @@ def test_the_memory_plan_counts_shards(pair, case):
 def test_a_restored_state_replaces_gathered_layers(pair, kwargs):
     config = config_of(*CASES["reference"])
     grads, weights, _ = sharded.restored(config, episodes())
-    found = pair(sharded.restored, sharded_config(config, **kwargs), episodes())
+    found = pair(sharded.restored, sharded.sharded_config(config, **kwargs), episodes())
     for of_rank, after, _ in found:
         assert_equal(of_rank, grads)
         assert_equal(after, weights, 1e-5)
@@ -164,7 +157,7 @@ def test_ranks_and_minibatches_without_rows(pair, config_class, count):
     episode_data(played[0]).stop_policy = StopPolicy.MASK
     kwargs = {"minibatch_size": 1, "num_epochs": 2}
     grads, *_ = sharded.step(config, played, **kwargs)
-    found = pair(sharded.step, sharded_config(config), played, **kwargs)
+    found = pair(sharded.step, sharded.sharded_config(config), played, **kwargs)
     for of_rank, after, _ in found:
         assert of_rank.keys() == grads.keys()
         assert_equal(after, found[0][1], 0)
@@ -175,7 +168,7 @@ def test_without_a_trained_token_no_step_is_taken(pair):
     for episode in played:
         episode_data(episode).stop_policy = StopPolicy.MASK
     before = sharded.parameters(sharded.make(config))
-    for taken, after, _ in pair(sharded.step, sharded_config(config), played):
+    for taken, after, _ in pair(sharded.step, sharded.sharded_config(config), played):
         assert not taken
         assert_equal(after, before, 0)
 
@@ -282,7 +275,7 @@ OTHERS = {
 def compare(group, config, played):
     grads, weights, _ = sharded.step(config, played, steps=2)
     assert max(float(g.abs().max()) for g in grads.values()) > 1e-4
-    found = group(sharded.step, sharded_config(config), played, steps=2)
+    found = group(sharded.step, sharded.sharded_config(config), played, steps=2)
     for of_rank, after, _ in found:
         assert_equal(of_rank, grads)
         assert_equal(after, weights, 1e-4 if config.lr > TRAINING["lr"] else 1e-5)
@@ -305,7 +298,9 @@ def test_other_algorithms_with_four_learners(four, case):
 def test_places_of_parameters_do_not_change_the_step(pair, kwargs):
     config = config_of(*CASES["own critic"])
     grads, weights, _ = sharded.step(config, episodes(), steps=2)
-    found = pair(sharded.step, sharded_config(config, **kwargs), episodes(), steps=2)
+    found = pair(
+        sharded.step, sharded.sharded_config(config, **kwargs), episodes(), steps=2
+    )
     for of_rank, after, _ in found:
         assert_equal(of_rank, grads)
         assert_equal(after, weights, 1e-5)
@@ -314,7 +309,7 @@ def test_places_of_parameters_do_not_change_the_step(pair, kwargs):
 def test_a_lower_precision_rounds_passes_alone(pair):
     config = config_of(*CASES["ppo"])
     grads, *_ = sharded.step(config, episodes())
-    lower = sharded_config(config, param_dtype="bfloat16")
+    lower = sharded.sharded_config(config, param_dtype="bfloat16")
     for found, after, _ in pair(sharded.step, lower, episodes()):
         assert {t.dtype for t in (*found.values(), *after.values())} == {torch.float32}
         rounded, exact = flat(found, grads), flat(grads, grads)
@@ -332,7 +327,7 @@ def flat(tensors, names):
 def test_four_learners(four, case):
     config = config_of(*CASES[case])
     grads, weights, (size, _) = sharded.step(config, episodes(), steps=2)
-    found = four(sharded.step, sharded_config(config), episodes(), steps=2)
+    found = four(sharded.step, sharded.sharded_config(config), episodes(), steps=2)
     for of_rank, after, (held, _) in found:
         assert_equal(of_rank, grads)
         assert_equal(after, weights, 1e-5)

@@ -26,6 +26,8 @@ def row(soak, iteration, groups, size=4):
         soak.TASKS: [[group, size] for group in groups],
         "num_episodes_lost": 0,
         "num_groups_retried": 1,
+        "timestamp": 10 * iteration,
+        "iterations_since_restore": iteration,
     }
 
 
@@ -75,3 +77,10 @@ def test_iterations_of_two_runs_are_compared_to_the_bit(soak, tmp_path):
     assert soak.equal_iterations(*paths) == 2
     write(tmp_path / "third", [learned(1, 0.1 + 1e-9)])
     assert soak.equal_iterations(paths[0], tmp_path / "third") == 0
+
+
+def test_restarts_are_timed_between_results(soak, tmp_path):
+    rows = [row(soak, i, [i]) for i in (1, 2, 2, 3)]
+    rows[2] |= {"timestamp": 95, "iterations_since_restore": 1}
+    write(tmp_path, rows)
+    assert soak.restart_seconds(tmp_path) == [75]

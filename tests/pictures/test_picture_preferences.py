@@ -118,6 +118,37 @@ def test_runs_train_tower_and_text(loss):
         assert any(not torch.equal(before[n], after[n]) for n in names)
 
 
+TREES = {"fork": {"name": "mcts"}, "episodes_per_iteration": 16, "group_size": 8}
+WAYS = {
+    "expert": ({"expert_episodes": True, "match": "best_worst"}, {}),
+    "steps": ({"match": "step"}, TREES),
+    "influence": ({"match": "step", "influence": {}}, TREES),
+    "candidates": (
+        {"match": "candidates"},
+        {"candidates": 3, "candidate_scores": ["logp"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_comparing_keeps_the_pictures(way):
+    training, rollouts = WAYS[way]
+    config = config_of(PrefConfig, **training)
+    algo = config.rollouts(**{"group_size": 4, **rollouts}).build_algo()
+    before = weights_of(algo)
+    units = algo.collect()
+    for side in (side for unit in units for side in unit.agent_episodes.values()):
+        shown = {ref.digest for turn in turns_of(side) for ref in turn.images}
+        assert shown
+        assert shown <= episode_data(side).pictures.keys()
+    algo.train()
+    after = weights_of(algo)
+    algo.stop()
+    assert units
+    names = [n for n in before if "vision_model" in n]
+    assert any(not torch.equal(before[n], after[n]) for n in names)
+
+
 def test_turns_with_other_pictures_are_not_common(played):
     episode = played[1][0]
     turns = turns_of(episode)

@@ -80,13 +80,6 @@ def sample():
     return sampled
 
 
-def sharded_config(config, **kwargs):
-    config = config.copy(copy_frozen=False)
-    config.learners(num_learners=2, sharding="fsdp2", sharding_kwargs=kwargs)
-    config.validate_learners()
-    return config
-
-
 def two_steps(config, first, second):
     """Return the gradients of the second step and the parameters after it."""
     learner = sharded.make(config)
@@ -99,7 +92,7 @@ def two_steps(config, first, second):
 def compare(pair, config, first, second, **kwargs):
     """Compare two steps with those of one Learner; return its gradients."""
     grads, weights, size = two_steps(config, first, second)
-    parts = sharded_config(config, **kwargs)
+    parts = sharded.sharded_config(config, **kwargs)
     for found, after, held in pair(two_steps, parts, first, second):
         assert found.keys() == grads.keys()
         for name, gradient in grads.items():
@@ -167,7 +160,7 @@ def test_a_lower_precision_rounds_passes_alone(pair, sample):
     shown, plain = sample(config)
     together = [shown[0], plain[0]]
     grads, *_ = sharded.step(config, together)
-    lower = sharded_config(config, param_dtype="bfloat16")
+    lower = sharded.sharded_config(config, param_dtype="bfloat16")
     for found, after, _ in pair(sharded.step, lower, together):
         assert {t.dtype for t in (*found.values(), *after.values())} == {torch.float32}
         rounded, exact = (
@@ -208,7 +201,7 @@ def test_policies_and_critics_of_a_team(pair, critic):
 def test_the_memory_plan_counts_shards_of_the_tower(pair, sample):
     config = config_of()
     shown, _ = sample(config)
-    config = sharded_config(config)
+    config = sharded.sharded_config(config)
     plan = plan_memory(config)[2]
     for *_, (weights, moments) in pair(sharded.step, config, shown[:3]):
         assert plan.weights == pytest.approx(4 * weights, rel=0.02)
