@@ -50,6 +50,8 @@ METRICS = (
     "learners/<module>/histograms",
     "env_runners/transcripts",
     "env_runners/engine/decoded_tokens",
+    "env_runners/engine/draft_tokens",
+    "env_runners/engine/accepted_tokens",
     "env_runners/engine/prefill_tokens",
     "env_runners/engine/cached_tokens",
     "env_runners/engine/shared_tokens",

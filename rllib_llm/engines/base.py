@@ -264,7 +264,9 @@ class GenerationEngine(abc.ABC):
         ``shared_tokens`` (prompt tokens copied from another session's cache, if the
         engine shares prefixes), ``reprefills`` (histories computed again because their
         cache was evicted, made stale by new weights, or replaced with
-        ``extends=False``), ``forwards`` (forward passes).
+        ``extends=False``), ``forwards`` (forward passes), and from engines that draft
+        tokens ``draft_tokens`` and ``accepted_tokens`` (those of them that were
+        sampled).
         """
 
     def sampled_so_far(self, request_id: int) -> Sequence[int]:

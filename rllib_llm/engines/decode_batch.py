@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rllib_llm.data.types import FinishReason
+from rllib_llm.engines.drafts import DraftedStep, Drafter
 from rllib_llm.engines.requests import Request
 from rllib_llm.engines.token_sampling import BatchSampler
 
@@ -76,6 +77,44 @@ class DecodeBatch:
         for session in self._sessions:
             session.cached += 1
         return self._last[0][:, None], self._last[1]
+
+    def drafted(self, drafter: Drafter, vocabulary: int) -> DraftedStep | None:
+        """Return the next tokens by drafts, or None if there is no draft.
+
+        Args:
+            drafter: Drafts them.
+            vocabulary: Size of the vocabulary.
+        """
+        drafts = drafter.draft(self.requests, vocabulary)
+        return DraftedStep(self.requests, drafts) if any(drafts) else None
+
+    def draw_drafted(
+        self, step: DraftedStep, logits: Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Sample the token after every computed one.
+
+        Args:
+            step: The computed tokens.
+            logits: Logits after them. [N, V]
+
+        Returns:
+            Tokens, int64 [N], and their log-probabilities, float32 [N].
+        """
+        return self._sampler.repeated(step.counts)(logits, step.uniforms)
+
+    def accept_drafted(
+        self,
+        step: DraftedStep,
+        tokens: np.ndarray,
+        logps: np.ndarray,
+        tokenizer: object,
+    ) -> dict[Request, FinishReason]:
+        """Accept tokens; see :meth:`DraftedStep.accept`."""
+        ended = step.accept(tokens, logps, tokenizer)
+        # What decoding token by token keeps from step to step is out of date.
+        self._last, self._uniforms, self._next = None, self._uniforms[:0], 0
+        self._steps_left = min(r.num_left for r in self.requests)
+        return ended
 
     def draw(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Sample the next token of each request.

@@ -8,6 +8,7 @@ and values only each row's last token is computed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -99,8 +100,38 @@ class _Norm:
         return self._weight * functional.rms_norm(x, x.shape[-1:], None, self._eps)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Rows of a batch whose tokens are computed without padding.
+
+    Attributes:
+        batch: Number of rows (B).
+        width: Length of the longest row (T).
+        real: Places of the N tokens in the padded rows; None: no row has padding. [N]
+    """
+
+    batch: int
+    width: int
+    real: Tensor | None
+
+    def of_tokens(self, x: Tensor) -> Tensor:
+        """Return the values without padding. [B * T, ...] to [N, ...]"""
+        return x if self.real is None else x[self.real]
+
+    def padded(self, x: Tensor) -> Tensor:
+        """Return the values with padding, 0. [N, ...] to [B, T, ...]"""
+        if self.real is not None:
+            empty = x.new_zeros(self.batch * self.width, *x.shape[1:])
+            x = empty.index_copy_(0, self.real, x)
+        return x.reshape(self.batch, self.width, *x.shape[1:])
+
+
 def _with_deeper_features(
-    x: Tensor, placed: Mapping[str, Any], index: int, last: Tensor | None
+    x: Tensor,
+    placed: Mapping[str, Any],
+    index: int,
+    rows: _Rows,
+    last: Tensor | None,
 ) -> Tensor:
     """Return the outputs of a layer with the pictures' features for it added.
 
@@ -108,9 +139,10 @@ def _with_deeper_features(
         x: Outputs of the layer. [N, hidden], or [B, hidden] after the last layer
         placed: Inputs with pictures.
         index: Index of the layer.
+        rows: Rows of the inputs.
         last: Each row's last token. [B]
     """
-    mask = placed["visual_pos_masks"].flatten()  # [N]
+    mask = rows.of_tokens(placed["visual_pos_masks"].flatten())  # [N]
     added = x.new_zeros(len(mask), x.shape[-1])
     added[mask] = placed["deepstack_visual_embeds"][index].to(x.dtype)
     return x + (added if len(x) == len(mask) else added[last])
@@ -167,7 +199,8 @@ class FusedForward:
             cache: Prepared with ``SlotCache.prepare``; receives the keys and values.
             token_ids: New tokens, padded on the right. [B, T]
             positions: Their positions: [B, T], or time, row and column [3, B, T].
-            last: Column of each row's last real token; None if T is 1. [B]
+            last: Place of each row's last token among the real ones; None: the logits
+                after all real tokens are wanted. [B]
             masks: Additive masks of the new tokens; None means causal attention, which
                 suits rows without cached tokens. [B, 1, T, K]
             last_masks: The same for the last tokens alone. [B, 1, 1, K]
@@ -176,7 +209,8 @@ class FusedForward:
                 (:meth:`PlacedFeatures.inputs`).
 
         Returns:
-            Logits that follow each row's last real token. [B, V]
+            Logits that follow each row's last real token [B, V], or all N real tokens
+            [N, V].
         """
         if not self._is_prepared:
             self._prepare()
@@ -184,13 +218,15 @@ class FusedForward:
         embeddings = placed.get("inputs_embeds")
         if embeddings is None:
             embeddings = self._trunk.embed_tokens(token_ids)
-        x = embeddings.view(batch * width, -1)  # [N, hidden]
-        cos, sin = self._rotary(positions.flatten(-2), cache.visible)
-        if last is not None:
-            last = torch.arange(batch, device=last.device) * width + last
-        token_adapters = (
-            adapters if adapters is None else adapters.repeat_interleave(width)
-        )  # [N]
+        rows = all_rows = _Rows(batch, width, cache.real)
+        x = rows.of_tokens(embeddings.view(batch * width, -1))  # [N, hidden]
+        positions = positions.flatten(-2)
+        if cache.real is not None:
+            positions = positions[..., cache.real]
+        cos, sin = self._rotary(positions, cache.visible)
+        token_adapters = adapters
+        if adapters is not None and width > 1:
+            token_adapters = rows.of_tokens(adapters.repeat_interleave(width))  # [N]
         for index, layer in enumerate(self._layers):
             query, new = self._project(layer, x, cos, sin, token_adapters)
             cache.write(new, index)
@@ -202,14 +238,15 @@ class FusedForward:
                     last_masks,
                     adapters,
                 )
+                rows = _Rows(batch, 1, None)
             mask = masks[layer.kind] if isinstance(masks, dict) else masks
             x = self._attend(
-                layer, x, query, cache.read(index), mask, batch, token_adapters
+                layer, x, query, cache.read(index), mask, rows, token_adapters
             )
             gate, up = layer.gate_up(layer.mlp_norm(x), token_adapters).chunk(2, dim=-1)
             x = layer.down.add(x, functional.silu(gate) * up, token_adapters)
             if index < len(placed.get("deepstack_visual_embeds", ())):
-                x = _with_deeper_features(x, placed, index, last)
+                x = _with_deeper_features(x, placed, index, all_rows, last)
         return self._head(self._norm(x))
 
     def _project(
@@ -245,16 +282,20 @@ class FusedForward:
         query: Tensor,
         cached: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        batch: int,
+        rows: _Rows,
         token_adapters: Tensor | None,
     ) -> Tensor:
         """Add the attention's output to the residual. [N, hidden]"""
         attention = layer.attention
-        query = query.reshape(batch, -1, self._heads, self._head_dim).transpose(1, 2)
         attended, _ = slot_attention_forward(
-            attention, query, *cached, mask, scaling=attention.scaling
+            attention,
+            rows.padded(query).transpose(1, 2),
+            *cached,
+            mask,
+            scaling=attention.scaling,
         )
-        return layer.out.add(x, attended.reshape(x.shape[0], -1), token_adapters)
+        attended = rows.of_tokens(attended.reshape(rows.batch * rows.width, -1))
+        return layer.out.add(x, attended, token_adapters)
 
     def _prepare(self) -> None:
         """Join the weights if they are small enough."""

@@ -92,6 +92,11 @@ class ModelRunner:
         """True if the fused forward runs in place of the model's modules."""
         return self._fused is not None
 
+    @property
+    def num_logits(self) -> int:
+        """Number of logits per token."""
+        return self._config.vocab_size
+
     def refresh(self) -> None:
         """Rebuild the fused forward after a change of the weights."""
         # It holds joined copies of the old weights; hooks may have been added, too.
@@ -201,6 +206,7 @@ class ModelRunner:
         adapters: np.ndarray | None = None,
         placed: PlacedFeatures | None = None,
         positions: np.ndarray | None = None,
+        wants_all: bool = False,
     ) -> Tensor:
         """Compute logits after new tokens of consecutive rows, inside :meth:`serving`.
 
@@ -215,12 +221,19 @@ class ModelRunner:
             placed: Features of the pictures among the tokens; None without any.
             positions: Positions of the new tokens [1, B, T], or time, row and column
                 [3, B, T]; None: each is the token's column of the cache.
+            wants_all: Return the logits after every real token.
 
         Returns:
-            Logits that follow each row's last real token. [B, V]
+            Logits that follow each row's last real token [B, V], or all N real ones
+            [N, V], row by row.
         """
         width = token_ids.shape[1]
-        is_fresh = self._masks.window is None and width > 1 and not starts.any()
+        is_fresh = (
+            self._masks.window is None
+            and width > 1
+            and not wants_all
+            and not starts.any()
+        )
         is_causal = is_fresh and self._fused is not None
         visible = cache.prepare(first_row, starts, counts, is_exact=is_causal)
         last = counts - 1
@@ -237,15 +250,20 @@ class ModelRunner:
         if not is_causal:
             masks = self._masks.of_columns(columns, visible)
         if self._fused is None:
-            end = upload(last, self.device) if width > 1 else None
+            end = upload(last, self.device) if width > 1 and not wants_all else None
             inputs = inputs or {"input_ids": ids}
-            return self._run_modules(cache, inputs, rotary, masks, end)
+            logits = self._run_modules(cache, inputs, rotary, masks, end)
+            if not wants_all:
+                return logits[:, 0]
+            logits = logits.flatten(0, 1)
+            return logits if cache.real is None else logits[cache.real]
         row_adapters = None if adapters is None else upload(adapters, self.device)
-        if width == 1:
+        if width == 1 or wants_all:
             return self._fused(
                 cache, ids, rotary, None, masks, masks, row_adapters, inputs
             )
-        ends = upload(np.stack((last, starts + last)), self.device)  # [2, B]
+        # Places of the last tokens without padding, and their columns. [2, B]
+        ends = upload(np.stack((np.cumsum(counts) - 1, starts + last)), self.device)
         last_masks = self._masks.of_columns(ends[1, :, None], visible)
         return self._fused(
             cache, ids, rotary, ends[0], masks, last_masks, row_adapters, inputs
@@ -259,9 +277,11 @@ class ModelRunner:
         masks: Masks,
         last: Tensor | None,
     ) -> Tensor:
-        """Run transformers' own modules; ``last`` as in the fused forward. [B, V]
+        """Run transformers' own modules and return their logits. [B, T, V]
 
         ``inputs`` are ``input_ids`` [B, T], or those of :class:`PlacedFeatures`.
+        ``last`` is the column of each row's last real token, for its logits alone
+        [B, 1, V]; None: all.
         """
         head_input: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if last is not None:
@@ -277,8 +297,9 @@ class ModelRunner:
         if (
             last is not None and logits.shape[1] != 1
         ):  # the model has no head module for the hook
-            return logits[torch.arange(len(last), device=logits.device), last]
-        return logits[:, 0]
+            rows = torch.arange(len(last), device=logits.device)
+            return logits[rows, last][:, None]
+        return logits
 
     def _probe(self) -> int:
         """Compare cached with uncached logits; return the cache's bytes per token."""
@@ -344,7 +365,7 @@ class ModelRunner:
                     new,
                     self._masks.of_keys(new, at[0, :visible]),
                     torch.tensor([half - 1], device=self.device),
-                )
+                )[:, 0]
         where = f" up to position {max_context_tokens}"
         self._require_same(whole, cached, where)
 

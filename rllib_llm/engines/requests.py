@@ -185,6 +185,37 @@ class Request:
         self.session.history.append(token)
         self.logps.append(logp)
 
+    def accept_all(
+        self,
+        tokens: list[int],
+        logps: list[float],
+        tokenizer: PreTrainedTokenizerBase | None,
+    ) -> FinishReason | None:
+        """Append tokens that were computed together, up to the end of the turn.
+
+        Args:
+            tokens: Sampled tokens, at least one. [T]
+            logps: Their log-probabilities, in nats. [T]
+            tokenizer: Decodes the turn; only used with stop strings.
+
+        Returns:
+            The finish reason, or None if the turn continues.
+        """
+        session, may_end = self.session, self.params.stop_strings
+        if not may_end and self.stop_ids.isdisjoint(tokens):
+            session.history += tokens
+            self.logps += logps
+            session.cached += len(tokens)
+            return FinishReason.LENGTH if self.num_left <= 0 else None
+        for token, logp in zip(tokens, logps, strict=True):
+            session.history.append(token)
+            self.logps.append(logp)
+            session.cached += 1
+            reason = self.finish_reason(tokenizer)
+            if reason is not None:
+                return reason
+        return None
+
     def finish_reason(
         self, tokenizer: PreTrainedTokenizerBase | None
     ) -> FinishReason | None:

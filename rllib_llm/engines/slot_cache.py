@@ -56,6 +56,10 @@ class SlotCache:
         max_rows: Maximum number of rows.
         max_length: Maximum number of tokens in a row.
         device: Device of the tensors.
+
+    Attributes:
+        visible: Columns that attention reads in the current forward pass.
+        real: Places of its tokens in the padded batch; None without padding. int64 [N]
     """
 
     def __init__(self, max_rows: int, max_length: int, device: torch.device) -> None:
@@ -70,7 +74,7 @@ class SlotCache:
         self._batch = 0
         self.visible = 0
         self._target: tuple[Tensor, Tensor] | None = None
-        self._source: Tensor | None = None
+        self.real: Tensor | None = None
         self._row_ids: Tensor | None = None  # 0, 1, 2, ... on the device
 
     @property
@@ -117,7 +121,7 @@ class SlotCache:
         self._first_row, self._batch = first_row, batch
         block = 1 if is_exact else _VIEW_BLOCK
         self.visible = min(round_up(needed, block), self._columns)
-        self._source = None
+        self.real = None
         if width == 1:
             if self._row_ids is None:
                 self._row_ids = torch.arange(self._max_rows, device=self._device)
@@ -130,7 +134,7 @@ class SlotCache:
         is_real = offsets < counts[:, None]
         if not is_real.all():
             # Padding is not written: it would overwrite the columns of later tokens.
-            self._source = upload(np.flatnonzero(is_real), self._device)
+            self.real = upload(np.flatnonzero(is_real), self._device)
         self._target = (
             upload(rows[is_real], self._device),
             upload(columns[is_real], self._device),
@@ -151,22 +155,21 @@ class SlotCache:
             All keys and all values of the batch's rows. [B, kv_heads, K, head_dim]
         """
         both = torch.stack((keys, values), 2).permute(0, 3, 2, 1, 4)
-        self.write(both.reshape(-1, *both.shape[2:]), layer_idx)
+        new = both.reshape(-1, *both.shape[2:])
+        self.write(new if self.real is None else new[self.real], layer_idx)
         return self.read(layer_idx)
 
     def write(self, new: Tensor, layer: int) -> None:
         """Store the new keys and values of one layer.
 
         Args:
-            new: Keys and values with padding. [B * T, 2, kv_heads, head_dim]
+            new: Keys and values, without padding. [N, 2, kv_heads, head_dim]
             layer: Index of the layer.
         """
         if layer not in self._stores:
             _, _, heads, dim = new.shape
             size = (2, self._rows, heads, self._columns, dim)
             self._stores[layer] = new.new_zeros(size)
-        if self._source is not None:
-            new = new[self._source]
         store = self._stores[layer].permute(1, 3, 0, 2, 4)
         store.index_put_(self._target, new)
 

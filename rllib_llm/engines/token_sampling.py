@@ -49,6 +49,7 @@ class BatchSampler:
         is_cut = [
             p.temperature > 0.0 and (p.top_k > 0 or p.top_p < 1.0) for p in params
         ]
+        self._params, self._device = params, device
         self._cut_rows: Tensor | None = None
         if any(is_cut):
             cut = [p for p, has_cut in zip(params, is_cut, strict=True) if has_cut]
@@ -62,6 +63,17 @@ class BatchSampler:
         self._greedy: Tensor | None = None
         if any(greedy):
             self._greedy = torch.tensor(greedy, device=device)
+
+    def repeated(self, counts: np.ndarray) -> BatchSampler:
+        """Return a sampler of several tokens per row.
+
+        Args:
+            counts: Number of tokens of each row. int64 [B]
+        """
+        if self._scale is None and self._cut_rows is None and self._greedy is None:
+            return self  # all rows have the default settings
+        rows = np.repeat(np.arange(len(counts)), counts)
+        return BatchSampler([self._params[row] for row in rows], self._device)
 
     def logps(self, logits: Tensor) -> Tensor:
         """Return log-probabilities after temperature, top-k and top-p.

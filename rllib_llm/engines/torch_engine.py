@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rllib_llm.data.types import FinishReason
 from rllib_llm.engines.base import (
     Generation,
     GenerationEngine,
@@ -24,6 +25,7 @@ from rllib_llm.engines.base import (
     SessionId,
 )
 from rllib_llm.engines.decode_batch import DecodeBatch
+from rllib_llm.engines.drafts import DraftedStep, Drafter
 from rllib_llm.engines.model_runner import ModelRunner
 from rllib_llm.engines.nucleus_mask import MaskedRunner, PairedCache
 from rllib_llm.engines.prefix_sharing import share_prefixes
@@ -47,6 +49,8 @@ _COUNTERS = (
     "cached_tokens",
     "shared_tokens",
     "decoded_tokens",
+    "draft_tokens",
+    "accepted_tokens",
     "reprefills",
     "forwards",
 )
@@ -84,6 +88,9 @@ class TorchEngine(GenerationEngine):
         mask_policy: A model whose nucleus restricts the tokens; results then hold the
             tokens that each was chosen from. Without ``others`` and ``pictures``.
         mask_top_p: Probability of that nucleus, in (0, 1).
+        num_speculative_tokens: Most tokens that a draft from earlier turns has
+            (:mod:`~rllib_llm.engines.drafts`); 0: one token per forward pass, as with
+            a mask policy.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -111,6 +118,7 @@ class TorchEngine(GenerationEngine):
         pictures: ImageSpec | None = None,
         mask_policy: nn.Module | None = None,
         mask_top_p: float = 0.9,
+        num_speculative_tokens: int = 0,
     ) -> None:
         """Check the model and settings; the cache is allocated on first use."""
         if max_slots < 1 or max_context_tokens < 2:
@@ -166,6 +174,10 @@ class TorchEngine(GenerationEngine):
         self._next_id = 0
         self._version = 0
         self._stats = dict.fromkeys(_COUNTERS, 0)
+        self._drafter: Drafter | None = None
+        # The mask policy's nucleus is computed for one token of a row at a time.
+        if num_speculative_tokens and not self._is_masked:
+            self._drafter = Drafter(num_speculative_tokens)
 
     @property
     def max_slots(self) -> int:
@@ -393,6 +405,11 @@ class TorchEngine(GenerationEngine):
 
     def _decode(self) -> list[Generation]:
         batch = self._running
+        step = None
+        if self._drafter is not None:
+            step = batch.drafted(self._drafter, self._runner.num_logits)
+        if step is not None:
+            return self._decode_drafts(batch, step)
         token_ids, starts = batch.feed_last()
         self._stats["forwards"] += 1
         positions = None
@@ -408,6 +425,34 @@ class TorchEngine(GenerationEngine):
             positions=positions,
         )
         return self._sample(batch, logits, [])
+
+    def _decode_drafts(self, batch: DecodeBatch, step: DraftedStep) -> list[Generation]:
+        """Compute drafts, and sample the tokens up to the first wrong one."""
+        self._stats["forwards"] += 1
+        positions = None
+        if batch.behind is not None:
+            columns = new_columns(step.starts, step.counts)
+            positions = (columns - batch.behind[:, None])[None]
+        logits = self._runner.forward(
+            self._table.cache,
+            0,
+            step.token_ids,
+            step.starts,
+            step.counts,
+            batch.adapters,
+            positions=positions,
+            wants_all=True,
+        )
+        tokens, logps = batch.draw_drafted(step, logits[:, : self._vocabulary])
+        if not np.isfinite(logps).all():
+            self._fail_on_nan()
+        before = sum(r.num_sampled for r in batch.requests)
+        ended = batch.accept_drafted(step, tokens, logps, self._tokenizer)
+        count = sum(r.num_sampled for r in batch.requests) - before
+        self._stats["decoded_tokens"] += count
+        self._stats["draft_tokens"] += len(tokens) - len(batch)
+        self._stats["accepted_tokens"] += count - len(batch)
+        return self._finish(batch, ended, [])
 
     def _forward(
         self, requests: list[Request], first_row: int, counts: list[int]
@@ -454,7 +499,18 @@ class TorchEngine(GenerationEngine):
             for request, bits in zip(batch.requests, allowed, strict=True):
                 request.allowed.append(bits)
         ended = batch.accept(tokens.tolist(), logps.tolist(), self._tokenizer)
+        return self._finish(batch, ended, others)
+
+    def _finish(
+        self,
+        batch: DecodeBatch,
+        ended: dict[Request, FinishReason],
+        others: list[Request],
+    ) -> list[Generation]:
+        """Return finished turns; unfinished ones join the running ``others``."""
         for request in ended:
+            if self._drafter is not None:
+                self._drafter.observe(request)
             del self._requests[request.request_id]
             request.session.request = None
             self._table.touch(request.session)

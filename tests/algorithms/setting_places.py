@@ -37,6 +37,7 @@ from rllib_llm.data import columns
 from rllib_llm.data.added_texts import AddedText, FixedTexts
 from rllib_llm.data.episode_data import agent_episodes, episode_data
 from rllib_llm.data.types import TurnResult
+from rllib_llm.engines import SamplingParams, generate
 from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
 from rllib_llm.env_runner.replay import Replay
 from rllib_llm.errors import (
@@ -136,6 +137,15 @@ def cache_rows(algo, env=None, **sections):
     config = config_of(algo, env, **sections).copy(copy_frozen=False)
     config.env_runners(num_envs_per_env_runner=64)
     return LLMEnvRunner(config=config, worker_index=0).engine.max_slots
+
+
+def drafted_tokens(algo, env=None, **sections):
+    """Return how many tokens of equal turns the engine drafts."""
+    engine = runner_of(algo, env, **sections).engine
+    params = [SamplingParams(max_new_tokens=8, seed=0, temperature=0.0)] * 8
+    for _ in range(2):
+        generate(engine, [[1, 2, 3]] * 8, params)
+    return engine.stats()["draft_tokens"]
 
 
 def evaluated(algo, env=None, **sections):

@@ -41,6 +41,7 @@ from setting_places import (
     collected,
     configured,
     demonstrated,
+    drafted_tokens,
     during_backward,
     engine_built,
     engine_bundle,
@@ -177,6 +178,7 @@ GENERATION = {
         lambda *a, **s: runner_of(*a, **s).engine.is_fused, "PPO", "plain"
     ),
     "kv_cache_gib": of(cache_rows, "PPO", 1e-3),
+    "num_speculative_tokens": of(drafted_tokens, "PPO", 0, 2),
     "max_new_tokens": of(sampled_turns, "PPO", 2, 4),
     "max_context_tokens": of(sampled_turns, "PPO", 100),
     "temperature": of(sampled_turns, "PPO", 0.5),

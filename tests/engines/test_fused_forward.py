@@ -277,20 +277,26 @@ def _team(count):
     return models, bases
 
 
-def test_policies_on_one_base_share_batches():
+@pytest.mark.parametrize("drafted", [0, 4])
+def test_policies_on_one_base_share_batches(drafted):
     pytest.importorskip("peft")
     models, _bases = _team(3)
-    engine = make_engine(models[0], max_slots=12, others=models[1:])
-    prompts = random_prompts(12)
-    for i, prompt in enumerate(prompts):
-        engine.open(i, adapter=i % 3)
-        engine.submit(i, prompt, turn_params(i))
-    results = {r.session_id: r for r in run_until_idle(engine).values()}
-    for i, prompt in enumerate(prompts):
-        check_turn(models[i % 3], prompt, turn_params(i), results[i])
-    assert engine.stats()["forwards"] < 3 * max(
-        len(r.token_ids) for r in results.values()
+    engine = make_engine(
+        models[0], max_slots=12, others=models[1:], num_speculative_tokens=drafted
     )
+    prompts = random_prompts(12)
+    for _ in range(5 if drafted else 1):
+        engine.reset_stats()
+        for i, prompt in enumerate(prompts):
+            engine.open(i, adapter=i % 3)
+            engine.submit(i, prompt, turn_params(i))
+        results = {r.session_id: r for r in run_until_idle(engine).values()}
+        for i, prompt in enumerate(prompts):
+            check_turn(models[i % 3], prompt, turn_params(i), results[i])
+            engine.close(i)
+    stats = engine.stats()
+    assert stats["forwards"] < 3 * max(len(r.token_ids) for r in results.values())
+    assert (stats["accepted_tokens"] > 60) == bool(drafted)
 
 
 def test_a_prompt_is_not_shared_between_adapters():

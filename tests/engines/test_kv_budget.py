@@ -61,3 +61,5 @@ def test_settings_of_the_torch_engine_are_refused_for_vllm():
         _config(engine_forward="fused").validate()
     with pytest.raises(ConfigError, match="would have no effect"):
         _config(engine="vllm", kv_cache_gib=1.0).validate()
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        _config(engine="vllm", num_speculative_tokens=4).validate()

@@ -204,6 +204,32 @@ def test_sessions_with_and_without_pictures_decode_together(folder, forward):
             np.testing.assert_allclose(found[number].logps, expected.logps, atol=1e-5)
 
 
+@pytest.mark.parametrize("forward", ["auto", "plain"])
+def test_drafts_after_pictures_change_no_token(folder, forward):
+    module, renderer = make_vlm_module(folder), make_renderer(folder)
+    prompts = [
+        prompt_of(renderer, "Look: <image> and <image>.", [picture(1), picture(2)]),
+        prompt_of(renderer, "What colour is it?", []),
+    ]
+    found = {}
+    for drafted in (0, 4):
+        settings = {"forward": forward, "num_speculative_tokens": drafted}
+        engine = make_vlm_engine(module, folder, **settings)
+        for _ in range(6):
+            for number, (ids, placed) in enumerate(prompts):
+                engine.open(number)
+                params = SamplingParams(max_new_tokens=8, seed=number)
+                engine.submit(number, ids, params, pictures=placed)
+            found[drafted] = run(engine)
+            for number in range(2):
+                engine.close(number)
+        assert (engine.stats()["accepted_tokens"] > 15) == bool(drafted)
+    for number, expected in found[0].items():
+        result = found[4][number]
+        assert result.token_ids.tolist() == expected.token_ids.tolist()
+        np.testing.assert_allclose(result.logps, expected.logps, atol=1e-5)
+
+
 # The Learner ----------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rllib_llm.types import LLMConfig
 
 _SAMPLING_SETTINGS = ("max_new_tokens", "stop_strings")
-_ENGINE_SETTINGS = ("engine_forward", "kv_cache_gib")
+_ENGINE_SETTINGS = ("engine_forward", "kv_cache_gib", "num_speculative_tokens")
 _TOKEN_GAE_SETTINGS = (
     "gamma_token",
     "lambda_token",

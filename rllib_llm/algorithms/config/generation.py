@@ -65,6 +65,12 @@ class GenerationSettings(DeclaredSettings):
         fewer operations than transformers' modules; "plain" runs those modules in
         any case.""",
     )
+    num_speculative_tokens: NonNegativeInt = setting(
+        24,
+        """Most tokens that the embedded engine drafts from earlier turns and computes
+        in one forward pass; 0: none. The sampled tokens are the same up to rounding.
+        For vLLM see its ``speculative_config``.""",
+    )
     kv_cache_gib: PositiveFloat | None = setting(
         None,
         """Most memory of the embedded engine's key-value cache in each EnvRunner;

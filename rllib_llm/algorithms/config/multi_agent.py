@@ -49,6 +49,7 @@ _RUN_WIDE = {
         "engine_sleep",
         "engine_forward",
         "kv_cache_gib",
+        "num_speculative_tokens",
     ),
     "training": (
         "num_epochs",

@@ -179,7 +179,7 @@ def _validate_embedded_engine(config: LLMConfig) -> None:
     if config.generation_engine != "torch":
         refuse_without_effect(
             config,
-            ("engine_forward", "kv_cache_gib"),
+            ("engine_forward", "kv_cache_gib", "num_speculative_tokens"),
             f"engine={config.generation_engine!r} has its own. Use engine='torch', or "
             "leave it out.",
         )

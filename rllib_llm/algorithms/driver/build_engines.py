@@ -108,6 +108,7 @@ def torch_engine(
         tokenizer=config.chat_renderer().tokenizer,
         kv_budget_bytes=int(share * budget),
         forward=config.engine_forward,
+        num_speculative_tokens=config.num_speculative_tokens,
         others=others,
         vocabulary=modules[0].vocabulary,
         pictures=config.chat_renderer().pictures,
