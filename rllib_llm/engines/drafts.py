@@ -24,15 +24,15 @@ _CONTEXTS = 4, 2  # tokens before an entry; the second if there is none for the 
 _MAX_ENTRIES = 2**17  # about 200 bytes each; beyond, the table starts anew
 _ALL_TURNS, _EVERY = 128, 4  # learn from the first turns, then from one in four
 _RATE = 0.2  # weight of the newest observation
-_FIRST_SHARE = 0.7  # of a token that was observed once
+_FIRST_SHARE = 0.5  # of a token that was observed once
 _REPLACED_BELOW = 0.3
-_LEAST_LIKELY = 0.6  # computing a token costs a third of decoding it (2 CPU cores)
+_LEAST_LIKELY = 0.7  # rejected tokens cost most where a model is large
 _LEAST_FULL = 0.7  # share of a pass that is not padding
 _MAX_LOGITS = 2**25  # entries of a pass's logits
 
 
 class _Entry:
-    """What followed a context: a token, and how often it did of late."""
+    """Token that followed a context, and how often it did of late."""
 
     __slots__ = ("share", "token")
 
@@ -93,14 +93,14 @@ class Drafter:
             vocabulary: Size of the vocabulary, since the logits of a pass are limited.
         """
         most = min(self._length, _MAX_LOGITS // (len(requests) * vocabulary) - 1)
-        known: dict[tuple[int, _Context], list[int]] = {}
+        by_place: dict[tuple[int, _Context], list[int]] = {}
         drafts = []
         for request in requests:
             session = request.session
             place = session.adapter, tuple(session.history[-_CONTEXTS[0] :])
-            if place not in known:  # many requests are at the same place
-                known[place] = self._continuation(*place, most)
-            drafts.append(known[place][: request.num_left - 1])
+            if place not in by_place:  # many requests are at the same place
+                by_place[place] = self._continuation(*place, most)
+            drafts.append(by_place[place][: request.num_left - 1])
         width = _width(np.array([len(draft) for draft in drafts]))
         return [draft[:width] for draft in drafts]
 

@@ -45,7 +45,7 @@ class BatchSampler:
         scale = [p.temperature or 1.0 for p in params]
         self._scale: Tensor | None = None
         if any(t != 1.0 for t in scale):
-            self._scale = torch.tensor(scale, device=device)[:, None]
+            self._scale = upload(np.array(scale, np.float32), device)[:, None]
         is_cut = [
             p.temperature > 0.0 and (p.top_k > 0 or p.top_p < 1.0) for p in params
         ]
@@ -53,16 +53,16 @@ class BatchSampler:
         self._cut_rows: Tensor | None = None
         if any(is_cut):
             cut = [p for p, has_cut in zip(params, is_cut, strict=True) if has_cut]
-            self._cut_rows = torch.tensor(np.flatnonzero(is_cut), device=device)
-            self._top_k = torch.tensor([p.top_k or _ALL for p in cut], device=device)
+            self._cut_rows = upload(np.flatnonzero(is_cut), device)
+            self._top_k = upload(np.array([p.top_k or _ALL for p in cut]), device)
             # top_p = 1.0 must keep all: a rounded cumulative sum may reach 1 too early.
             top_p = [p.top_p if p.top_p < 1.0 else 2.0 for p in cut]
-            self._top_p = torch.tensor(top_p, device=device)
+            self._top_p = upload(np.array(top_p, np.float32), device)
         greedy = [p.temperature == 0.0 for p in params]
         self._all_greedy = all(greedy)
         self._greedy: Tensor | None = None
         if any(greedy):
-            self._greedy = torch.tensor(greedy, device=device)
+            self._greedy = upload(np.array(greedy), device)
 
     def repeated(self, counts: np.ndarray) -> BatchSampler:
         """Return a sampler of several tokens per row.

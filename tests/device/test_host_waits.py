@@ -43,10 +43,12 @@ def test_forward_passes_of_the_engine_never_wait(on_device, forward):
     assert on_device(decode_without_waits, forward) >= 3
 
 
-def test_waits_of_a_decoding_step(on_device):
+@pytest.mark.parametrize("drafted", [0, 4])
+def test_waits_of_a_decoding_step(on_device, drafted):
     for forward in ("auto", "plain"):
-        found = on_device(decode_waits, forward)
+        found = on_device(decode_waits, forward, drafted)
         assert sum(found["waits"].values()) == found["steps"], found["waits"]
+        assert (found["accepted"] > 0) == bool(drafted)
 
 
 def test_waits_outside_of_the_passes_do_not_grow_with_the_episodes(on_device):

@@ -285,7 +285,7 @@ def test_policies_on_one_base_share_batches(drafted):
         models[0], max_slots=12, others=models[1:], num_speculative_tokens=drafted
     )
     prompts = random_prompts(12)
-    for _ in range(5 if drafted else 1):
+    for _ in range(12 if drafted else 1):
         engine.reset_stats()
         for i, prompt in enumerate(prompts):
             engine.open(i, adapter=i % 3)

@@ -61,23 +61,23 @@ def test_tokens_are_those_of_full_forwards(family, forward):
     engine = make_engine(model, num_speculative_tokens=6, forward=forward)
     prompts = random_prompts(5)
     params = [turn_params(i, 12, **s) for i, s in enumerate(SETTINGS)]
-    for repeat in range(6):
+    for repeat in range(12):
         engine.reset_stats()
-        if repeat == 5:  # other tokens than the drafts
+        if repeat == 11:  # other tokens than the drafts
             params = [turn_params(50 + i, 12, **s) for i, s in enumerate(SETTINGS)]
         results = play(engine, prompts, params)
-        if repeat < 4:
+        if repeat < 10:
             continue
         for i, prompt in enumerate(prompts):
             history = check_turn(model, prompt, params[i], results[0][i])
             check_turn(model, history + prompt, params[i], results[1][i])
         stats = engine.stats()
         assert stats["decoded_tokens"] == 2 * 5 * 12
-        if repeat == 4:
+        if repeat == 10:
             assert stats["draft_tokens"] > 50
             assert stats["accepted_tokens"] >= 0.95 * stats["draft_tokens"]
             # Without drafts a turn takes one pass for the prompt and 11 for the rest.
-            assert stats["forwards"] <= 14
+            assert stats["forwards"] <= 15
         else:
             assert stats["draft_tokens"] > stats["accepted_tokens"]
 
@@ -146,6 +146,16 @@ def test_drafts_end_before_the_turn_and_before_they_are_unlikely(monkeypatch):
     monkeypatch.setattr(drafts, "_MAX_LOGITS", 2 * VOCAB)
     assert drafter.draft([_request(place, 4)], VOCAB) == [[5]]
     assert drafter.draft([_request(place, 4)] * 2, VOCAB) == [[], []]
+
+
+def test_a_draft_ends_where_all_its_tokens_together_are_unlikely():
+    # After n turns each token has the share 1 - 0.5 * 0.8 ** (n - 1).
+    for repeats, length in ((3, 0), (4, 1), (7, 2), (10, 5)):
+        share = 1.0 - 0.5 * 0.8 ** (repeats - 1)
+        assert share**length >= 0.7 > share ** (length + 1)
+        drafter = _taught([(list(range(20)), 4)], length=12, repeats=repeats)
+        (draft,) = drafter.draft([_request([0, 1, 2, 3, 4], 4)], VOCAB)
+        assert draft == list(range(5, 5 + length))
 
 
 def test_few_long_drafts_are_cut_instead_of_padding_the_others():
@@ -248,7 +258,7 @@ def test_stop_tokens_and_strings_and_limits_with_drafts(model):
 def test_aborted_turns_and_new_weights_within_drafts(model):
     engine = make_engine(model, num_speculative_tokens=3)
     params = turn_params(0, 12)
-    for _ in range(6):
+    for _ in range(8):
         generate(engine, [[1, 2, 3]] * 4, [params] * 4)
     for session in range(3):
         engine.open(session)
@@ -278,7 +288,7 @@ def test_aborted_turns_and_new_weights_within_drafts(model):
 def test_diverged_weights_are_reported_within_drafts(model):
     engine = make_engine(model, num_speculative_tokens=3)
     params = turn_params(0, 12)
-    for _ in range(6):
+    for _ in range(8):
         generate(engine, [[1, 2, 3]] * 4, [params] * 4)
     engine.open(0)
     number = engine.submit(0, [1, 2, 3], params)

@@ -215,7 +215,7 @@ def test_drafts_after_pictures_change_no_token(folder, forward):
     for drafted in (0, 4):
         settings = {"forward": forward, "num_speculative_tokens": drafted}
         engine = make_vlm_engine(module, folder, **settings)
-        for _ in range(6):
+        for _ in range(14):
             for number, (ids, placed) in enumerate(prompts):
                 engine.open(number)
                 params = SamplingParams(max_new_tokens=8, seed=number)
