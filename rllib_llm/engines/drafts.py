@@ -24,9 +24,12 @@ _CONTEXTS = 4, 2  # tokens before an entry; the second if there is none for the 
 _MAX_ENTRIES = 2**17  # about 200 bytes each; beyond, the table starts anew
 _ALL_TURNS, _EVERY = 128, 4  # learn from the first turns, then from one in four
 _RATE = 0.2  # weight of the newest observation
-_FIRST_SHARE = 0.5  # of a token that was observed once
+# Share of a token that was observed once: while drafts are right at least so often, and
+# while they are not. Rejected tokens cost most where a model is large.
+_TRUSTED_FROM, _FIRST_SHARES = 0.85, (0.7, 0.5)
+_WINDOW = 128  # drafted tokens of the running mean of right ones
 _REPLACED_BELOW = 0.3
-_LEAST_LIKELY = 0.7  # rejected tokens cost most where a model is large
+_LEAST_LIKELY = 0.6
 _LEAST_FULL = 0.7  # share of a pass that is not padding
 _MAX_LOGITS = 2**25  # entries of a pass's logits
 
@@ -36,8 +39,8 @@ class _Entry:
 
     __slots__ = ("share", "token")
 
-    def __init__(self, token: int) -> None:
-        self.token, self.share = token, _FIRST_SHARE
+    def __init__(self, token: int, share: float) -> None:
+        self.token, self.share = token, share
 
     def observe(self, token: int) -> None:
         """Move the share towards 1 if the token is the expected one, else towards 0."""
@@ -46,7 +49,7 @@ class _Entry:
             return
         self.share -= _RATE * self.share
         if self.share < _REPLACED_BELOW:
-            self.token, self.share = token, _FIRST_SHARE
+            self.token, self.share = token, _FIRST_SHARES[1]
 
 
 _Context: TypeAlias = tuple[int, ...]
@@ -65,6 +68,12 @@ class Drafter:
         # By adapter, since policies that share an engine write different things.
         self._tables: dict[int, _Table] = defaultdict(dict)
         self._num_turns = 0
+        self._right = _TRUSTED_FROM  # running mean of the accepted share
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """Count the tokens of a pass that were drafted, and those that were right."""
+        weight = drafted / (drafted + _WINDOW)
+        self._right += weight * (accepted / drafted - self._right)
 
     def observe(self, request: Request) -> None:
         """Learn from a finished turn which tokens followed which."""
@@ -75,13 +84,14 @@ class Drafter:
         entries = self._tables[request.session.adapter]
         if len(entries) > _MAX_ENTRIES:
             entries.clear()
+        first_share = _FIRST_SHARES[self._right < _TRUSTED_FROM]
         for place in range(max(start, _CONTEXTS[0]), len(history)):
             token = history[place]
             for size in _CONTEXTS:
                 context = tuple(history[place - size : place])
                 entry = entries.get(context)
                 if entry is None:
-                    entries[context] = _Entry(token)
+                    entries[context] = _Entry(token, first_share)
                 else:
                     entry.observe(token)
 

@@ -408,8 +408,8 @@ class TorchEngine(GenerationEngine):
         step = None
         if self._drafter is not None:
             step = batch.drafted(self._drafter, self._runner.num_logits)
-        if step is not None:
-            return self._decode_drafts(batch, step)
+            if step is not None:
+                return self._decode_drafts(batch, step, self._drafter)
         token_ids, starts = batch.feed_last()
         self._stats["forwards"] += 1
         positions = None
@@ -426,7 +426,9 @@ class TorchEngine(GenerationEngine):
         )
         return self._sample(batch, logits, [])
 
-    def _decode_drafts(self, batch: DecodeBatch, step: DraftedStep) -> list[Generation]:
+    def _decode_drafts(
+        self, batch: DecodeBatch, step: DraftedStep, drafter: Drafter
+    ) -> list[Generation]:
         """Compute drafts, and sample the tokens up to the first wrong one."""
         self._stats["forwards"] += 1
         positions = None
@@ -449,9 +451,11 @@ class TorchEngine(GenerationEngine):
         before = sum(r.num_sampled for r in batch.requests)
         ended = batch.accept_drafted(step, tokens, logps, self._tokenizer)
         count = sum(r.num_sampled for r in batch.requests) - before
+        drafted, accepted = len(tokens) - len(batch), count - len(batch)
+        drafter.count(drafted, accepted)
         self._stats["decoded_tokens"] += count
-        self._stats["draft_tokens"] += len(tokens) - len(batch)
-        self._stats["accepted_tokens"] += count - len(batch)
+        self._stats["draft_tokens"] += drafted
+        self._stats["accepted_tokens"] += accepted
         return self._finish(batch, ended, [])
 
     def _forward(

@@ -149,13 +149,26 @@ def test_drafts_end_before_the_turn_and_before_they_are_unlikely(monkeypatch):
 
 
 def test_a_draft_ends_where_all_its_tokens_together_are_unlikely():
-    # After n turns each token has the share 1 - 0.5 * 0.8 ** (n - 1).
-    for repeats, length in ((3, 0), (4, 1), (7, 2), (10, 5)):
-        share = 1.0 - 0.5 * 0.8 ** (repeats - 1)
-        assert share**length >= 0.7 > share ** (length + 1)
+    # After n turns each token has the share 1 - 0.3 * 0.8 ** (n - 1).
+    for repeats, length in ((1, 1), (4, 3), (8, 7)):
+        share = 1.0 - 0.3 * 0.8 ** (repeats - 1)
+        assert share**length >= 0.6 > share ** (length + 1)
         drafter = _taught([(list(range(20)), 4)], length=12, repeats=repeats)
         (draft,) = drafter.draft([_request([0, 1, 2, 3, 4], 4)], VOCAB)
         assert draft == list(range(5, 5 + length))
+
+
+def test_one_observation_is_not_enough_while_drafts_are_often_wrong():
+    drafter, request = Drafter(4), _request([1, 2, 3, 4], 4)
+    drafter.count(100, 79)
+    drafter.observe(_request([1, 2, 3, 4, 5], 4))
+    assert drafter.draft([request], VOCAB) == [[]]
+    drafter.observe(_request([1, 2, 3, 4, 5], 4))
+    assert drafter.draft([request], VOCAB) == [[5]]
+    for _ in range(10):
+        drafter.count(1000, 900)
+    drafter.observe(_request([6, 7, 8, 9, 10], 4))
+    assert drafter.draft([_request([6, 7, 8, 9], 4)], VOCAB) == [[10]]
 
 
 def test_few_long_drafts_are_cut_instead_of_padding_the_others():
