@@ -50,9 +50,9 @@ def _ngrams(ids: np.ndarray) -> list[tuple[int, ...]]:
     """Return every n-gram. [len(ids) - N + 1]"""
     # Turns are short: sets of tuples take a tenth of the time of numpy's set functions.
     tokens = np.asarray(ids).tolist()
-    return list(zip(*[tokens[place:] for place in range(N)], strict=False))
+    return list(zip(*(tokens[place:] for place in range(N)), strict=False))
 
 
 def _share_in(grams: list[tuple[int, ...]], others: set[tuple[int, ...]]) -> float:
     """Return the share of the n-grams that ``others`` contains."""
-    return sum(map(others.__contains__, grams)) / len(grams)
+    return sum(gram in others for gram in grams) / len(grams)

@@ -405,46 +405,47 @@ class TorchEngine(GenerationEngine):
 
     def _decode(self) -> list[Generation]:
         batch = self._running
-        step = None
         if self._drafter is not None:
             step = batch.drafted(self._drafter, self._runner.num_logits)
             if step is not None:
                 return self._decode_drafts(batch, step, self._drafter)
         token_ids, starts = batch.feed_last()
+        logits = self._continue(batch, token_ids, starts, np.ones_like(starts))
+        return self._sample(batch, logits, [])
+
+    def _continue(
+        self,
+        batch: DecodeBatch,
+        token_ids: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+    ) -> torch.Tensor:
+        """Compute the next tokens of the running requests.
+
+        Returns:
+            Logits after each of the N real tokens. [N, V]
+        """
         self._stats["forwards"] += 1
         positions = None
         if batch.behind is not None:
-            positions = (starts - batch.behind)[None, :, None]
-        logits = self._runner.forward(
+            columns = new_columns(starts, counts)
+            positions = (columns - batch.behind[:, None])[None]
+        return self._runner.forward(
             self._table.cache,
             0,
             token_ids,
             starts,
-            np.ones_like(starts),
+            counts,
             batch.adapters,
             positions=positions,
+            wants_all=True,
         )
-        return self._sample(batch, logits, [])
 
     def _decode_drafts(
         self, batch: DecodeBatch, step: DraftedStep, drafter: Drafter
     ) -> list[Generation]:
         """Compute drafts, and sample the tokens up to the first wrong one."""
-        self._stats["forwards"] += 1
-        positions = None
-        if batch.behind is not None:
-            columns = new_columns(step.starts, step.counts)
-            positions = (columns - batch.behind[:, None])[None]
-        logits = self._runner.forward(
-            self._table.cache,
-            0,
-            step.token_ids,
-            step.starts,
-            step.counts,
-            batch.adapters,
-            positions=positions,
-            wants_all=True,
-        )
+        logits = self._continue(batch, step.token_ids, step.starts, step.counts)
         tokens, logps = batch.draw_drafted(step, logits[:, : self._vocabulary])
         if not np.isfinite(logps).all():
             self._fail_on_nan()

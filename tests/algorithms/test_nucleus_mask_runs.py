@@ -247,6 +247,7 @@ def test_grpo_trains_within_the_mask():
         ),
         ({"language_model": {"lora": {"rank": 2}}}, "language_model.lora"),
         ({"generation": {"mask_top_p": 1.0}}, "mask_top_p"),
+        ({"generation": {"num_speculative_tokens": 8}}, "num_speculative_tokens=8"),
         ({"generation": {"mask_update_iters": 0}}, "mask_update_iters"),
     ],
 )

@@ -100,6 +100,14 @@ def reference_turn(
     return tokens, logps
 
 
+class Letters:
+    """Decodes a token to two letters, so that stop strings span two tokens."""
+
+    def decode(self, ids, skip_special_tokens):
+        assert skip_special_tokens is False
+        return "".join(chr(97 + i % 26) + chr(97 + i // 26) for i in ids)
+
+
 def random_prompts(count: int, seed: int = 0, longest: int = 40) -> list[list[int]]:
     """Return prompts of ragged lengths."""
     rng = np.random.default_rng(seed)

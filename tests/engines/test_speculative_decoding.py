@@ -8,6 +8,7 @@ import torch
 from engine_reference import (
     FAMILIES,
     VOCAB,
+    Letters,
     build_model,
     check_turn,
     make_engine,
@@ -29,14 +30,6 @@ SETTINGS = [
     {"top_k": 10},
     {"temperature": 1.3, "top_p": 0.8},
 ]
-
-
-class Letters:
-    """Decodes a token to two letters, so that stop strings span two tokens."""
-
-    def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens is False
-        return "".join(chr(97 + i % 26) + chr(97 + i // 26) for i in ids)
 
 
 def play(engine, prompts, params, turns=2):
@@ -75,6 +68,7 @@ def test_tokens_are_those_of_full_forwards(family, forward):
         assert stats["decoded_tokens"] == 2 * 5 * 12
         if repeat == 10:
             assert stats["draft_tokens"] > 50
+            # Turns may differ after the same two tokens, which makes a draft wrong.
             assert stats["accepted_tokens"] >= 0.95 * stats["draft_tokens"]
             # Without drafts a turn takes one pass for the prompt and 11 for the rest.
             assert stats["forwards"] <= 15

@@ -7,6 +7,7 @@ import pytest
 import torch
 from engine_reference import (
     FAMILIES,
+    Letters,
     build_model,
     check_turn,
     make_engine,
@@ -240,18 +241,10 @@ def test_stop_tokens_end_the_turn_and_stay(model):
     assert len(result.logps) == first + 1
 
 
-class _Letters:
-    """Decodes a token to two letters, so that stop strings span two tokens."""
-
-    def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens is False
-        return "".join(chr(97 + i % 26) + chr(97 + i // 26) for i in ids)
-
-
 def test_stop_strings_end_the_turn(model):
-    engine = make_engine(model, tokenizer=_Letters())
+    engine = make_engine(model, tokenizer=Letters())
     (free,) = generate(engine, [[1, 2, 3]], [turn_params(0, 20)])
-    text = _Letters().decode(free.token_ids, skip_special_tokens=False)
+    text = Letters().decode(free.token_ids, skip_special_tokens=False)
     stop = text[9:13]
     length = (text.index(stop) + len(stop) + 1) // 2
     params = turn_params(0, 20, stop_strings=("~", stop))

@@ -44,8 +44,15 @@ def _obstacles(config: LLMConfig) -> list[tuple[str, object, str]]:
     runner = config.env_runner_cls
     is_stock = runner is not None and not issubclass(runner, LLMEnvRunner)
     engine, head, model = config.generation_engine, config.action_head, config.lm_model
+    drafted = config.num_speculative_tokens
     obstacles = [
         (engine != "torch", "generation.engine", engine, "only 'torch' applies it"),
+        (
+            drafted not in (0, type(config)().num_speculative_tokens),
+            "generation.num_speculative_tokens",
+            drafted,
+            "with it the engine computes one token per pass",
+        ),
         (head != "generate", "generation.head", head, "no tokens are sampled"),
         (is_stock, "env_runner_cls", runner, "only LLMEnvRunner applies it"),
         (
