@@ -35,6 +35,8 @@ from rllib_llm.errors import ConfigError
 
 Check = Callable[[Subject], Iterator[str]]
 
+_PASSES = 3  # of replays before a difference is reported
+
 _GARBAGE = (
     "",
     " ",
@@ -187,27 +189,46 @@ def _check_ending(subject: Subject) -> Iterator[str]:
 
 
 def _check_determinism(subject: Subject) -> Iterator[str]:
-    """Check that the seed determines the episode, whatever else runs meanwhile."""
+    """Check that the seed determines the episode, whatever else runs meanwhile.
+
+    Other threads of the process may draw while an environment uses process-wide random
+    states, so only what differs in every one of several passes is the environment's.
+    """
+    expected = [p.transcript for p in subject.random if p.error is None]
+    for _ in range(_PASSES):
+        difference, expected = _played_again(subject, expected)
+        if difference is None:
+            return
+    yield f"{difference} {subject.remedies.randomness}"
+
+
+def _played_again(
+    subject: Subject, expected: list[Transcript]
+) -> tuple[str | None, list[Transcript]]:
+    """Play the same episodes in reverse order.
+
+    Returns:
+        The first difference in words, and the episodes in the order played.
+    """
     # Three instances: state shared between them shows in interleaved episodes only.
     once, again, other = subject.build(), subject.build(), subject.build()
-    # In reverse order, to expose state that earlier episodes left behind.
-    for play in reversed(subject.random):
-        seed, actions = play.transcript.seed, play.transcript.actions
-        if play.error is not None:
-            continue
+    first_difference, played = None, []
+    # The order exposes state that earlier episodes left behind.
+    for transcript in reversed(expected):
+        seed, actions = transcript.seed, transcript.actions
         alone = PlayedEpisode(once, seed, replay(actions)).finish()
         plays = [("played again", alone)]
         if not subject.env_processes:
             beside = _interleaved(again, other, seed, actions)
             plays.append(("interleaved", beside))
         for what, second in plays:
-            difference = _difference(play.transcript, second.transcript)
-            if difference is not None:
-                yield (
-                    f"Seed {seed} {what} with the same actions gave {difference}. "
-                    f"{subject.remedies.randomness}"
+            difference = _difference(transcript, second.transcript)
+            if difference is not None and first_difference is None:
+                first_difference = (
+                    f"Seed {seed} {what} with the same actions gave {difference}."
                 )
-                return
+        played.append(alone.transcript)
+    return first_difference, played
 
 
 def _interleaved(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import threading
@@ -126,6 +127,18 @@ class Disturbed(Say):
             neighbour.start()
             neighbour.join()
         return super().start(rng)
+
+
+class SeedsDisturbed(Disturbed):
+    """A task that reads the process-wide state while another thread may draw."""
+
+    noise = itertools.repeat(0)
+
+    def start(self, rng):
+        random.seed(int(rng.integers(2**31)))
+        super().start(rng)
+        self.digit = random.randrange(10**6) + next(self.noise)
+        return f"Say {self.digit}."
 
 
 class MainThreadOnly(Say):

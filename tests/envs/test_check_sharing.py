@@ -1,5 +1,6 @@
 """check_env on games of PettingZoo, on time, threads and random states."""
 
+import itertools
 import re
 
 import pytest
@@ -12,11 +13,12 @@ from check_toys import (
     MainThreadOnly,
     Say,
     Seeds,
+    SeedsDisturbed,
     SeedsTamed,
     SlowReset,
 )
 
-from rllib_llm.envs import check_env, check_sharing
+from rllib_llm.envs import check_common, check_env, check_sharing
 from rllib_llm.envs.check_episodes import PlayedEpisode, Subject, replay
 
 FEW = range(3)
@@ -100,6 +102,27 @@ def test_draws_of_other_threads_are_not_the_environments(monkeypatch):
     monkeypatch.setattr(Disturbed, "disturbances", 1000)
     (problem,) = check_sharing.check_random_states(subject)
     assert "reset() changed the process-wide state of random:" in problem
+
+
+@pytest.mark.parametrize("disturbed", ["first play", "replay"])
+def test_one_draw_of_another_thread_does_not_make_replays_unequal(
+    monkeypatch, disturbed
+):
+    subject = Subject(
+        "disturbed", build=SeedsDisturbed, seeds=[0, 1], env_processes=True
+    )
+    monkeypatch.setattr(Disturbed, "disturbances", disturbed == "first play")
+    for seed in subject.seeds:
+        play = PlayedEpisode(SeedsDisturbed(), seed, replay(["1"])).finish()
+        subject.random.append(play)
+    monkeypatch.setattr(Disturbed, "disturbances", disturbed == "replay")
+    expected = [p.transcript for p in subject.random]
+    difference, _ = check_common._played_again(subject, expected)
+    assert "played again with the same actions gave other" in difference
+    monkeypatch.setattr(Disturbed, "disturbances", disturbed == "replay")
+    assert not list(check_common._check_determinism(subject))
+    monkeypatch.setattr(SeedsDisturbed, "noise", itertools.count())
+    assert list(check_common._check_determinism(subject))
 
 
 def test_the_command_line_takes_processes(capsys):
