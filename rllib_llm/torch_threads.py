@@ -1,4 +1,4 @@
-"""Number of torch's CPU threads, chosen by the size of the model that computes."""
+"""Torch's settings of a process that computes: threads, by the size of its model."""
 
 from __future__ import annotations
 
@@ -53,19 +53,29 @@ def choose_threads(
 
 
 @contextlib.contextmanager
-def threads_in_force(count: int | None) -> Iterator[None]:
-    """Set torch's number of threads inside the block; None changes nothing."""
-    import torch
+def torch_settings(num_threads: int | None) -> Iterator[None]:
+    """Set what torch computes with inside the block, and restore it afterwards.
 
-    before = torch.get_num_threads()
-    if count is None or count == before:
-        yield
-        return
-    torch.set_num_threads(count)
+    With a seed RLlib turns on torch's deterministic algorithms, and these fill all new
+    memory by default, so that reading it by mistake gives equal results. That costs a
+    pass over every intermediate result and is off inside the block.
+
+    Args:
+        num_threads: Number of CPU threads; None changes nothing.
+    """
+    import torch
+    from torch.utils import deterministic
+
+    before = torch.get_num_threads(), deterministic.fill_uninitialized_memory
+    if num_threads is not None and num_threads != before[0]:
+        torch.set_num_threads(num_threads)
+    deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if torch.get_num_threads() != before[0]:
+            torch.set_num_threads(before[0])
+        deterministic.fill_uninitialized_memory = before[1]
 
 
 def _num_parameters(model: nn.Module) -> int:

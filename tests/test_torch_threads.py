@@ -15,7 +15,7 @@ from rllib_llm.errors import ConfigError
 from rllib_llm.torch_threads import (
     PARAMETERS_PER_THREAD,
     choose_threads,
-    threads_in_force,
+    torch_settings,
 )
 
 
@@ -67,12 +67,24 @@ def test_the_environment_decides_before_auto(monkeypatch):
 
 def test_threads_are_in_force_in_the_block_only():
     before = torch.get_num_threads()
-    with pytest.raises(ValueError), threads_in_force(before + 1):
+    with pytest.raises(ValueError), torch_settings(before + 1):
         assert torch.get_num_threads() == before + 1
         raise ValueError
     assert torch.get_num_threads() == before
-    with threads_in_force(None):
+    with torch_settings(None):
         assert torch.get_num_threads() == before
+
+
+def test_new_memory_is_not_filled_in_the_block():
+    torch.use_deterministic_algorithms(True)  # as RLlib does with a seed
+    try:
+        assert torch.empty(4).isnan().all()
+        with pytest.raises(ValueError), torch_settings(None):
+            assert not torch.utils.deterministic.fill_uninitialized_memory
+            raise ValueError
+        assert torch.empty(4).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "many"])

@@ -22,12 +22,14 @@ class DecodeBatch:
     """Requests in the order of their rows.
 
     Args:
-        requests: The requests; the list is kept.
+        requests: The requests in the order of their rows; the list is kept.
         device: Device of the logits.
         several: Whether their sessions may belong to several models.
         skipped: Tokens of a picture minus the positions that it takes.
 
     Attributes:
+        num_rows: Number of rows up to the last one (B); some between may have no
+            request.
         adapters: Index of each row's model; None with one model. int64 [B]
         behind: Columns minus positions of each row; None: they are equal. int64 [B]
     """
@@ -42,12 +44,16 @@ class DecodeBatch:
         """Compute everything that does not change from step to step."""
         self.requests = requests
         self._sessions = [r.session for r in requests]
+        self._rows = np.array([s.row for s in self._sessions], np.int64)
+        self.num_rows = int(self._rows.max(initial=-1)) + 1
         self.adapters: np.ndarray | None = None
         if several:
-            self.adapters = np.array([s.adapter for s in self._sessions], np.int64)
+            self.adapters = self._by_row([s.adapter for s in self._sessions])
         self.behind: np.ndarray | None = None
-        if skipped:  # all pictures of a history are before its sampled tokens
-            self.behind = skipped * np.array([len(s.pictures) for s in self._sessions])
+        if skipped:  # all pictures of a history are before the tokens to compute
+            self.behind = skipped * self._by_row(
+                [len(s.pictures) for s in self._sessions]
+            )
         self._sampler = BatchSampler([r.params for r in requests], device)
         # While no row samples one of these ids or reaches its limit, no turn can end,
         # and accept() skips the check of each row.
@@ -62,6 +68,17 @@ class DecodeBatch:
     def __len__(self) -> int:
         """Return the number of requests."""
         return len(self.requests)
+
+    def _by_row(self, values: list[int]) -> np.ndarray:
+        """Return one value per row, 0 for rows of no request. int64 [B]"""
+        by_row = np.zeros(self.num_rows, np.int64)
+        by_row[self._rows] = values
+        return by_row
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether rows of no request lie between the others."""
+        return self.num_rows > len(self.requests)
 
     def feed_last(self) -> tuple[np.ndarray, np.ndarray]:
         """Return each history's last token, which the next forward pass computes.
@@ -79,14 +96,17 @@ class DecodeBatch:
         return self._last[0][:, None], self._last[1]
 
     def drafted(self, drafter: Drafter, vocabulary: int) -> DraftedStep | None:
-        """Return the next tokens by drafts, or None if there is no draft.
+        """Return the next tokens by drafts, or None if every row has a single one.
 
         Args:
             drafter: Drafts them.
             vocabulary: Size of the vocabulary.
         """
         drafts = drafter.draft(self.requests, vocabulary)
-        return DraftedStep(self.requests, drafts) if any(drafts) else None
+        is_single = not any(drafts) and all(s.num_new == 1 for s in self._sessions)
+        if is_single and not self.has_gaps:
+            return None
+        return DraftedStep(self.requests, drafts)
 
     def draw_drafted(
         self, step: DraftedStep, logits: Tensor
@@ -95,12 +115,12 @@ class DecodeBatch:
 
         Args:
             step: The computed tokens.
-            logits: Logits after them. [N, V]
+            logits: Logits after those where a token is wanted. [N, V]
 
         Returns:
             Tokens, int64 [N], and their log-probabilities, float32 [N].
         """
-        return self._sampler.repeated(step.counts)(logits, step.uniforms)
+        return self._sampler.repeated(step.wanted[self._rows])(logits, step.uniforms)
 
     def accept_drafted(
         self,

@@ -30,7 +30,6 @@ _TRUSTED_FROM, _FIRST_SHARES = 0.85, (0.7, 0.5)
 _WINDOW = 128  # drafted tokens of the running mean of right ones
 _REPLACED_BELOW = 0.3
 _LEAST_LIKELY = 0.6
-_LEAST_FULL = 0.7  # share of a pass that is not padding
 _MAX_LOGITS = 2**25  # entries of a pass's logits
 
 
@@ -111,8 +110,7 @@ class Drafter:
             if place not in by_place:  # many requests are at the same place
                 by_place[place] = self._continuation(*place, most)
             drafts.append(by_place[place][: request.num_left - 1])
-        width = _width(np.array([len(draft) for draft in drafts]))
-        return [draft[:width] for draft in drafts]
+        return drafts
 
     def _continuation(self, adapter: int, context: _Context, most: int) -> list[int]:
         """Return likely tokens after a context, ``most`` at most."""
@@ -131,48 +129,44 @@ class Drafter:
         return tokens
 
 
-def _width(lengths: np.ndarray) -> int:
-    """Return the draft length beyond which too much of a pass would be padding.
-
-    Args:
-        lengths: Length of each draft. int64 [B]
-    """
-    widths = np.arange(1, lengths.max(initial=0) + 1)
-    computed = (1 + np.minimum(lengths[:, None], widths)).sum(0)
-    is_full = computed >= _LEAST_FULL * len(lengths) * (1 + widths)
-    return int(widths[is_full].max(initial=0))
-
-
 class DraftedStep:
     """Tokens that a forward pass computes for requests with drafts.
 
     Args:
-        requests: Running requests. [B]
-        drafts: Draft of each, without the last sampled token. [B]
+        requests: Running requests in the order of their rows, which begin at the first
+            row of the cache.
+        drafts: Draft of each.
 
     Attributes:
-        token_ids: The last sampled token and the draft, padded on the right.
-            int64 [B, T]
+        token_ids: What a row's history has without keys and values, and the draft,
+            padded on the right. int64 [B, T]
         starts: Tokens cached before them. int64 [B]
-        counts: Their number without padding, N in total. int64 [B]
-        uniforms: Uniform numbers of the tokens that follow each. float64 [N]
+        counts: Their number without padding; 0 for rows of no request. int64 [B]
+        wanted: Tokens at their end after which one is sampled: the history's last one
+            and the draft, N in total. int64 [B]
+        uniforms: Uniform numbers of the tokens sampled after them. float64 [N]
     """
 
     def __init__(
         self, requests: Sequence[Request], drafts: Sequence[Sequence[int]]
     ) -> None:
         self._requests = requests
-        sessions = [r.session for r in requests]
-        self.starts = np.array([s.cached for s in sessions])
-        self.counts = np.array([1 + len(draft) for draft in drafts])
-        self.token_ids = np.zeros((len(requests), self.counts.max()), np.int64)
-        uniforms = []
-        for row, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-            first, count = request.num_sampled, 1 + len(draft)
-            self.token_ids[row, 0] = request.session.history[-1]
-            self.token_ids[row, 1:count] = draft
+        num_rows = requests[-1].session.row + 1
+        self.starts, self.counts, self.wanted = np.zeros((3, num_rows), np.int64)
+        ids, uniforms = [], []
+        for request, draft in zip(requests, drafts, strict=True):
+            session, first, count = request.session, request.num_sampled, 1 + len(draft)
+            fed = [*session.history[session.cached :], *draft]
+            ids.append(fed)
+            row = session.row
+            self.starts[row], self.counts[row] = session.cached, len(fed)
+            self.wanted[row] = count
             uniforms.append(request.uniforms[first : first + count])
+        self.token_ids = np.zeros((num_rows, self.counts.max()), np.int64)
+        is_real = np.arange(self.token_ids.shape[1]) < self.counts[:, None]
+        self.token_ids[is_real] = [token for fed in ids for token in fed]
         self.uniforms = np.concatenate(uniforms)
+        self._drafts = drafts
 
     def accept(
         self, tokens: np.ndarray, logps: np.ndarray, tokenizer: object
@@ -180,7 +174,7 @@ class DraftedStep:
         """Append the tokens up to the first one that its draft does not have.
 
         Args:
-            tokens: Sampled token after each computed one. int64 [N]
+            tokens: Sampled token after each wanted one. int64 [N]
             logps: Their log-probabilities, in nats. float32 [N]
             tokenizer: Decodes turns that have stop strings.
 
@@ -188,11 +182,11 @@ class DraftedStep:
             The requests that end with these tokens, with their finish reasons.
         """
         ended: dict[Request, FinishReason] = {}
-        ends = np.cumsum(self.counts)
-        rows = zip(self._requests, self._num_accepted(tokens), ends, strict=True)
-        all_tokens, all_logps = tokens.tolist(), logps.tolist()
-        for (request, count, end), size in zip(rows, self.counts, strict=True):
-            first = end - size
+        all_tokens, all_logps, end = tokens.tolist(), logps.tolist(), 0
+        for request, draft in zip(self._requests, self._drafts, strict=True):
+            first, end = end, end + 1 + len(draft)
+            count = _num_right(draft, all_tokens[first:end]) + 1
+            request.session.cached = len(request.session.history) - 1
             reason = request.accept_all(
                 all_tokens[first : first + count],
                 all_logps[first : first + count],
@@ -202,11 +196,10 @@ class DraftedStep:
                 ended[request] = reason
         return ended
 
-    def _num_accepted(self, tokens: np.ndarray) -> list[int]:
-        """Return how many sampled tokens of each row follow accepted ones. [B]"""
-        width = self.token_ids.shape[1]
-        sampled = np.full(self.token_ids.shape, -1)
-        sampled[np.arange(width) < self.counts[:, None]] = tokens
-        is_right = sampled[:, :-1] == self.token_ids[:, 1:]
-        is_right &= np.arange(1, width) < self.counts[:, None]
-        return (1 + np.cumprod(is_right, axis=1).sum(1)).tolist()
+
+def _num_right(draft: Sequence[int], tokens: Sequence[int]) -> int:
+    """Return how many of the first sampled tokens are those of the draft."""
+    for count, drafted in enumerate(draft):
+        if drafted != tokens[count]:
+            return count
+    return len(draft)

@@ -3,7 +3,7 @@
 It computes the same function of the same parameters as transformers' modules in fewer
 operations: projections with the same input are one product, rotary positions come from
 a table, residuals are added inside the matrix product, and after the last layer's keys
-and values only each row's last token is computed.
+and values only the tokens whose logits are wanted are computed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rllib_llm.engines.attention import slot_attention_forward
-from rllib_llm.engines.attention_masks import Masks
 from rllib_llm.engines.fused_layout import is_plain
 from rllib_llm.engines.multi_lora_linear import PRECISE, MultiLoRALinear
 from rllib_llm.engines.rotary_table import RotaryTable
 from rllib_llm.engines.slot_cache import SlotCache
+from rllib_llm.engines.token_rows import TokenRows
 
 # Joined copies of weights are kept up to this total size. They save calls, which only
 # matters for small models; for large models the memory would cost more than it saves.
@@ -101,51 +100,34 @@ class _Norm:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rows:
-    """Rows of a batch whose tokens are computed without padding.
+class Wanted:
+    """Tokens whose logits are wanted.
 
     Attributes:
-        batch: Number of rows (B).
-        width: Length of the longest row (T).
-        real: Places of the N tokens in the padded rows; None: no row has padding. [N]
+        tokens: Their places among all tokens of the pass. int64 [M]
+        rows: Their rows.
     """
 
-    batch: int
-    width: int
-    real: Tensor | None
-
-    def of_tokens(self, x: Tensor) -> Tensor:
-        """Return the values without padding. [B * T, ...] to [N, ...]"""
-        return x if self.real is None else x[self.real]
-
-    def padded(self, x: Tensor) -> Tensor:
-        """Return the values with padding, 0. [N, ...] to [B, T, ...]"""
-        if self.real is not None:
-            empty = x.new_zeros(self.batch * self.width, *x.shape[1:])
-            x = empty.index_copy_(0, self.real, x)
-        return x.reshape(self.batch, self.width, *x.shape[1:])
+    tokens: Tensor
+    rows: TokenRows
 
 
 def _with_deeper_features(
-    x: Tensor,
-    placed: Mapping[str, Any],
-    index: int,
-    rows: _Rows,
-    last: Tensor | None,
+    x: Tensor, placed: Mapping[str, Any], index: int, tokens: Tensor | None
 ) -> Tensor:
     """Return the outputs of a layer with the pictures' features for it added.
 
     Args:
-        x: Outputs of the layer. [N, hidden], or [B, hidden] after the last layer
+        x: Outputs of the layer. [N, hidden]
         placed: Inputs with pictures.
         index: Index of the layer.
-        rows: Rows of the inputs.
-        last: Each row's last token. [B]
+        tokens: Places of the outputs' tokens in the inputs; None: they are all.
+            int64 [N]
     """
-    mask = rows.of_tokens(placed["visual_pos_masks"].flatten())  # [N]
+    mask = placed["visual_pos_masks"]
     added = x.new_zeros(len(mask), x.shape[-1])
     added[mask] = placed["deepstack_visual_embeds"][index].to(x.dtype)
-    return x + (added if len(x) == len(mask) else added[last])
+    return x + (added if tokens is None else added[tokens])
 
 
 class FusedForward:
@@ -187,9 +169,8 @@ class FusedForward:
         cache: SlotCache,
         token_ids: Tensor,
         positions: Tensor,
-        last: Tensor | None,
-        masks: Masks,
-        last_masks: Masks,
+        rows: TokenRows,
+        wanted: Wanted | None = None,
         adapters: Tensor | None = None,
         placed: Mapping[str, Any] = _NO_PICTURES,
     ) -> Tensor:
@@ -197,56 +178,39 @@ class FusedForward:
 
         Args:
             cache: Prepared with ``SlotCache.prepare``; receives the keys and values.
-            token_ids: New tokens, padded on the right. [B, T]
-            positions: Their positions: [B, T], or time, row and column [3, B, T].
-            last: Place of each row's last token among the real ones; None: the logits
-                after all real tokens are wanted. [B]
-            masks: Additive masks of the new tokens; None means causal attention, which
-                suits rows without cached tokens. [B, 1, T, K]
-            last_masks: The same for the last tokens alone. [B, 1, 1, K]
-            adapters: Index of the model whose adapters each row uses. [B]
+            token_ids: New tokens, row by row. int64 [N]
+            positions: Their positions [N], or time, row and column [3, N].
+            rows: Their rows.
+            wanted: Tokens whose logits are wanted; None: all N.
+            adapters: Index of the model whose adapters each token uses. int64 [N]
             placed: Inputs in place of the ids if there are pictures among the tokens
-                (:meth:`PlacedFeatures.inputs`).
+                (:meth:`PlacedFeatures.inputs`), of these tokens alone.
 
         Returns:
-            Logits that follow each row's last real token [B, V], or all N real tokens
-            [N, V].
+            Logits that follow the wanted tokens. [M, V]
         """
         if not self._is_prepared:
             self._prepare()
-        batch, width = token_ids.shape
-        embeddings = placed.get("inputs_embeds")
-        if embeddings is None:
-            embeddings = self._trunk.embed_tokens(token_ids)
-        rows = all_rows = _Rows(batch, width, cache.real)
-        x = rows.of_tokens(embeddings.view(batch * width, -1))  # [N, hidden]
-        positions = positions.flatten(-2)
-        if cache.real is not None:
-            positions = positions[..., cache.real]
+        x = placed.get("inputs_embeds")  # [N, hidden]
+        if x is None:
+            x = self._trunk.embed_tokens(token_ids)
         cos, sin = self._rotary(positions, cache.visible)
-        token_adapters = adapters
-        if adapters is not None and width > 1:
-            token_adapters = rows.of_tokens(adapters.repeat_interleave(width))  # [N]
+        tokens: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            query, new = self._project(layer, x, cos, sin, token_adapters)
+            query, new = self._project(layer, x, cos, sin, adapters)
             cache.write(new, index)
-            # After the last layer's keys and values only each row's last token counts.
-            if last is not None and index == len(self._layers) - 1:
-                x, query, masks, token_adapters = (
-                    x[last],
-                    query[last],
-                    last_masks,
-                    adapters,
-                )
-                rows = _Rows(batch, 1, None)
-            mask = masks[layer.kind] if isinstance(masks, dict) else masks
-            x = self._attend(
-                layer, x, query, cache.read(index), mask, rows, token_adapters
+            if wanted is not None and index == len(self._layers) - 1:
+                tokens, rows = wanted.tokens, wanted.rows
+                x, query = x.index_select(0, tokens), query.index_select(0, tokens)
+                adapters = None if adapters is None else adapters[tokens]
+            attended = rows.attend(
+                query, cache.read(index), layer.attention, layer.kind
             )
-            gate, up = layer.gate_up(layer.mlp_norm(x), token_adapters).chunk(2, dim=-1)
-            x = layer.down.add(x, functional.silu(gate) * up, token_adapters)
+            x = layer.out.add(x, attended, adapters)
+            gate, up = layer.gate_up(layer.mlp_norm(x), adapters).chunk(2, dim=-1)
+            x = layer.down.add(x, functional.silu(gate) * up, adapters)
             if index < len(placed.get("deepstack_visual_embeds", ())):
-                x = _with_deeper_features(x, placed, index, all_rows, last)
+                x = _with_deeper_features(x, placed, index, tokens)
         return self._head(self._norm(x))
 
     def _project(
@@ -255,14 +219,14 @@ class FusedForward:
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
-        token_adapters: Tensor | None,
+        adapters: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return rotated queries, and rotated keys with values.
 
         Their shapes are [N, heads, head_dim] and [N, 2, kv_heads, head_dim].
         """
         dim, rotated = self._head_dim, self._rotated
-        qkv = layer.qkv(layer.input_norm(x), token_adapters).view(x.shape[0], -1, dim)
+        qkv = layer.qkv(layer.input_norm(x), adapters).view(x.shape[0], -1, dim)
         part = qkv[:, :rotated]
         if layer.qk_norm is not None:
             part = layer.qk_norm(part)
@@ -274,28 +238,6 @@ class FusedForward:
             qkv[:, :rotated] = part * cos + turned * sin
         heads = self._heads
         return qkv[:, :heads], qkv[:, heads:].unflatten(1, (2, rotated - heads))
-
-    def _attend(
-        self,
-        layer: _Layer,
-        x: Tensor,
-        query: Tensor,
-        cached: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        rows: _Rows,
-        token_adapters: Tensor | None,
-    ) -> Tensor:
-        """Add the attention's output to the residual. [N, hidden]"""
-        attention = layer.attention
-        attended, _ = slot_attention_forward(
-            attention,
-            rows.padded(query).transpose(1, 2),
-            *cached,
-            mask,
-            scaling=attention.scaling,
-        )
-        attended = rows.of_tokens(attended.reshape(rows.batch * rows.width, -1))
-        return layer.out.add(x, attended, token_adapters)
 
     def _prepare(self) -> None:
         """Join the weights if they are small enough."""

@@ -7,6 +7,7 @@ served, their attention masks, training flags and attention function.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -17,11 +18,12 @@ from torch import Tensor, nn
 
 from rllib_llm.engines.attention import ATTENTION_NAME
 from rllib_llm.engines.attention_masks import AttentionMasks, Masks
-from rllib_llm.engines.fused_forward import FusedForward
+from rllib_llm.engines.fused_forward import FusedForward, Wanted
 from rllib_llm.engines.fused_layout import why_not_fused, why_not_together
 from rllib_llm.engines.rotary_table import has_three_axes
 from rllib_llm.engines.served_models import ADVICE, check_model
 from rllib_llm.engines.slot_cache import SlotCache, new_columns
+from rllib_llm.engines.token_rows import TokenRows
 from rllib_llm.errors import ConfigError, ModelError, did_you_mean
 from rllib_llm.modules.max_positions import context_length, why_shorter
 from rllib_llm.pictures.placed_features import PlacedFeatures
@@ -206,7 +208,7 @@ class ModelRunner:
         adapters: np.ndarray | None = None,
         placed: PlacedFeatures | None = None,
         positions: np.ndarray | None = None,
-        wants_all: bool = False,
+        wanted: np.ndarray | None = None,
     ) -> Tensor:
         """Compute logits after new tokens of consecutive rows, inside :meth:`serving`.
 
@@ -215,58 +217,67 @@ class ModelRunner:
             first_row: Cache row of the batch's first row.
             token_ids: New tokens, padded on the right. int64 [B, T]
             starts: Tokens each row already has in the cache. int64 [B]
-            counts: Real new tokens of each row, >= 1; the largest is T. int64 [B]
+            counts: New tokens of each row; the largest is T. Rows that only lie between
+                others have none. int64 [B]
             adapters: Index of the model that computes each row: 0, or the index in
                 ``others`` plus 1; None with one model. int64 [B]
             placed: Features of the pictures among the tokens; None without any.
             positions: Positions of the new tokens [1, B, T], or time, row and column
                 [3, B, T]; None: each is the token's column of the cache.
-            wants_all: Return the logits after every real token.
+            wanted: Tokens at each row's end after which logits are wanted, M in total;
+                None: the last one. int64 [B]
 
         Returns:
-            Logits that follow each row's last real token [B, V], or all N real ones
-            [N, V], row by row.
+            Logits that follow these tokens, row by row. [M, V]
         """
-        width = token_ids.shape[1]
-        is_fresh = (
-            self._masks.window is None
-            and width > 1
-            and not wants_all
+        wanted = np.minimum(counts, 1) if wanted is None else wanted
+        # Fresh rows need no mask.
+        is_causal = (
+            self._fused is not None
+            and self._masks.window is None
+            and token_ids.shape[1] > 1
             and not starts.any()
         )
-        is_causal = is_fresh and self._fused is not None
         visible = cache.prepare(first_row, starts, counts, is_exact=is_causal)
-        last = counts - 1
-        parts = [token_ids[None], new_columns(starts, counts)[None]]
-        if positions is not None:
-            parts.append(positions)
-        uploaded = upload(np.concatenate(parts), self.device)
-        ids, columns = uploaded[:2]  # [B, T] each
-        rotary = columns if positions is None else uploaded[2:].squeeze(0)
+        columns = new_columns(starts, counts)  # [B, T]
+        positions = columns[None] if positions is None else positions
         inputs: dict[str, Any] = {}
         if placed is not None:
+            ids = upload(token_ids, self.device)
             inputs = placed.inputs(self._model.get_input_embeddings()(ids))
-        masks = None
-        if not is_causal:
-            masks = self._masks.of_columns(columns, visible)
+        offsets = np.arange(token_ids.shape[1])
+        is_real = offsets < counts[:, None]
+        is_wanted = is_real & (offsets >= (counts - wanted)[:, None])
+        both = np.concatenate((token_ids[None], positions))  # [2 or 4, B, T]
         if self._fused is None:
-            end = upload(last, self.device) if width > 1 and not wants_all else None
-            inputs = inputs or {"input_ids": ids}
-            logits = self._run_modules(cache, inputs, rotary, masks, end)
-            if not wants_all:
-                return logits[:, 0]
-            logits = logits.flatten(0, 1)
-            return logits if cache.real is None else logits[cache.real]
-        row_adapters = None if adapters is None else upload(adapters, self.device)
-        if width == 1 or wants_all:
-            return self._fused(
-                cache, ids, rotary, None, masks, masks, row_adapters, inputs
-            )
-        # Places of the last tokens without padding, and their columns. [2, B]
-        ends = upload(np.stack((np.cumsum(counts) - 1, starts + last)), self.device)
-        last_masks = self._masks.of_columns(ends[1, :, None], visible)
+            masks = self._masks.of_columns(upload(columns, self.device), visible)
+            uploaded = upload(both, self.device)
+            inputs = inputs or {"input_ids": uploaded[0]}
+            places = None
+            if not is_wanted.all():
+                places = upload(np.flatnonzero(is_wanted), self.device)
+            axes = uploaded[1:].squeeze(0)
+            return self._run_modules(cache, inputs, axes, masks, places)
+        uploaded = upload(both[:, is_real], self.device)
+        ids, axes = uploaded[0], uploaded[1:].squeeze(0)  # [N], [N] or [3, N]
+        token_adapters = None
+        if adapters is not None:
+            token_adapters = upload(np.repeat(adapters, counts), self.device)
+        build = functools.partial(self._masks.of_columns, visible=visible)
+        rows = TokenRows(starts, counts, self.device, None if is_causal else build)
+        last = None
+        if (wanted != counts).any():
+            tokens = upload(np.flatnonzero(is_wanted[is_real]), self.device)
+            first = starts + counts - wanted
+            last = Wanted(tokens, TokenRows(first, wanted, self.device, build))
         return self._fused(
-            cache, ids, rotary, ends[0], masks, last_masks, row_adapters, inputs
+            cache,
+            ids,
+            axes,
+            rows,
+            last,
+            token_adapters,
+            _unpadded(inputs, cache.real),
         )
 
     def _run_modules(
@@ -275,17 +286,20 @@ class ModelRunner:
         inputs: dict[str, Any],
         positions: Tensor,
         masks: Masks,
-        last: Tensor | None,
+        places: Tensor | None,
     ) -> Tensor:
-        """Run transformers' own modules and return their logits. [B, T, V]
+        """Run transformers' own modules and return wanted logits. [M, V]
 
-        ``inputs`` are ``input_ids`` [B, T], or those of :class:`PlacedFeatures`.
-        ``last`` is the column of each row's last real token, for its logits alone
-        [B, 1, V]; None: all.
+        Args:
+            cache: Receives the new tokens.
+            inputs: ``input_ids`` [B, T], or those of :class:`PlacedFeatures`.
+            positions: [B, T], or [3, B, T].
+            masks: Additive masks. [B, 1, T, K]
+            places: Wanted tokens among all B * T; None: all. int64 [M]
         """
         head_input: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if last is not None:
-            head_input = _last_token_only(self._model, last)
+        if places is not None:
+            head_input = _wanted_tokens_only(self._model, places)
         with head_input:
             logits = self._model(
                 **inputs,
@@ -293,12 +307,10 @@ class ModelRunner:
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
-            ).logits
-        if (
-            last is not None and logits.shape[1] != 1
-        ):  # the model has no head module for the hook
-            rows = torch.arange(len(last), device=logits.device)
-            return logits[rows, last][:, None]
+            ).logits.flatten(0, 1)
+        # A model may have no head module for the hook.
+        if places is not None and len(logits) != len(places):
+            logits = logits[places]
         return logits
 
     def _probe(self) -> int:
@@ -365,7 +377,7 @@ class ModelRunner:
                     new,
                     self._masks.of_keys(new, at[0, :visible]),
                     torch.tensor([half - 1], device=self.device),
-                )[:, 0]
+                )
         where = f" up to position {max_context_tokens}"
         self._require_same(whole, cached, where)
 
@@ -423,9 +435,18 @@ def _gap(first: Tensor, second: Tensor) -> tuple[float, float]:
     return float(gap), 1e-3 + float(first.abs().max())
 
 
+def _unpadded(inputs: dict[str, Any], real: Tensor | None) -> dict[str, Any]:
+    """Return the inputs of :class:`PlacedFeatures` of the N real tokens alone."""
+    padded = ("inputs_embeds", "visual_pos_masks")
+    flat = {name: x.flatten(0, 1) for name, x in inputs.items() if name in padded}
+    if real is not None:
+        flat = {name: x[real] for name, x in flat.items()}
+    return {**inputs, **flat}
+
+
 @contextlib.contextmanager
-def _last_token_only(model: nn.Module, last: Tensor) -> Iterator[None]:
-    """Pass only each row's last real position to the output head.
+def _wanted_tokens_only(model: nn.Module, places: Tensor) -> Iterator[None]:
+    """Pass only the wanted tokens to the output head, as one row.
 
     The logits of a whole prompt would take more memory and time than the model itself.
     """
@@ -435,9 +456,8 @@ def _last_token_only(model: nn.Module, last: Tensor) -> Iterator[None]:
         return
 
     def pick(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden = args[0]  # [B, T, hidden]
-        rows = torch.arange(len(last), device=hidden.device)
-        return (hidden[rows, last][:, None], *args[1:])
+        hidden = args[0].flatten(0, 1)  # [B * T, hidden]
+        return (hidden[places][None], *args[1:])
 
     handle = head.register_forward_pre_hook(pick)
     try:

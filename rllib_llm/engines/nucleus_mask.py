@@ -38,10 +38,10 @@ class PairedCache(SlotCache):
         super().clear()
         self.mirror.clear()
 
-    def move(self, sources: list[int], targets: list[int], length: int) -> None:
+    def move(self, sources: list[int], targets: list[int], lengths: list[int]) -> None:
         """Copy rows to other rows in both; see :meth:`SlotCache.move`."""
-        super().move(sources, targets, length)
-        self.mirror.move(sources, targets, length)
+        super().move(sources, targets, lengths)
+        self.mirror.move(sources, targets, lengths)
 
     def copy_prefix(self, source: int, targets: list[int], length: int) -> None:
         """Copy columns of a row in both; see :meth:`SlotCache.copy_prefix`."""

@@ -38,9 +38,9 @@ def new_columns(starts: np.ndarray, counts: np.ndarray | Sequence[int]) -> np.nd
 
     Args:
         starts: Tokens that each row has already. int64 [B]
-        counts: New tokens of each row, >= 1; the largest is T. [B]
+        counts: New tokens of each row; the largest is T. [B]
     """
-    last = np.asarray(counts)[:, None] - 1
+    last = np.maximum(np.asarray(counts)[:, None] - 1, 0)
     return starts[:, None] + np.minimum(np.arange(last.max() + 1), last)
 
 
@@ -73,7 +73,8 @@ class SlotCache:
         self._first_row = 0
         self._batch = 0
         self.visible = 0
-        self._target: tuple[Tensor, Tensor] | None = None
+        self._target: tuple[Tensor, Tensor] | None = None  # rows and columns, [N] each
+        self._vectors: dict[int, Tensor] = {}  # the same, by number of heads
         self.real: Tensor | None = None
         self._row_ids: Tensor | None = None  # 0, 1, 2, ... on the device
 
@@ -107,8 +108,8 @@ class SlotCache:
         Args:
             first_row: First row of the batch.
             starts: Tokens already stored in each row. int64 [B]
-            counts: New tokens of each row; the batch is padded on the right to the
-                largest. int64 [B]
+            counts: New tokens of each row, 0 for rows that only lie between others;
+                the batch is padded on the right to the largest. int64 [B]
             is_exact: Limit the view to the longest row, so that causal attention needs
                 no mask.
 
@@ -119,10 +120,11 @@ class SlotCache:
         needed = int((starts + counts).max())
         self._reserve(first_row + batch, needed)
         self._first_row, self._batch = first_row, batch
+        self._vectors.clear()
         block = 1 if is_exact else _VIEW_BLOCK
         self.visible = min(round_up(needed, block), self._columns)
         self.real = None
-        if width == 1:
+        if width == 1 and counts.all():
             if self._row_ids is None:
                 self._row_ids = torch.arange(self._max_rows, device=self._device)
             row_ids = self._row_ids[first_row : first_row + batch]
@@ -170,8 +172,26 @@ class SlotCache:
             _, _, heads, dim = new.shape
             size = (2, self._rows, heads, self._columns, dim)
             self._stores[layer] = new.new_zeros(size)
-        store = self._stores[layer].permute(1, 3, 0, 2, 4)
-        store.index_put_(self._target, new)
+        store = self._stores[layer]
+        # Whole vectors are copied, which is faster than indexing by rows and columns.
+        store.view(-1, store.shape[-1]).index_copy_(
+            0, self._vectors_of(store), new.reshape(-1, store.shape[-1])
+        )
+
+    def _vectors_of(self, store: Tensor) -> Tensor:
+        """Return the places of the new keys and values among all vectors of a store.
+
+        int64 [N * 2 * kv_heads], in the order of ``write``'s values.
+        """
+        heads = store.shape[2]
+        if heads not in self._vectors:
+            assert self._target is not None  # prepare() was called
+            row, column = (x[:, None, None] for x in self._target)  # [N, 1, 1]
+            parts = torch.arange(2, device=store.device)[:, None] * store.shape[1]
+            each = torch.arange(heads, device=store.device)
+            places = ((parts + row) * heads + each) * store.shape[3] + column
+            self._vectors[heads] = places.flatten()
+        return self._vectors[heads]
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return all keys and values of the batch's rows.
@@ -186,22 +206,25 @@ class SlotCache:
         del layer_idx
         return 0
 
-    def move(self, sources: list[int], targets: list[int], length: int) -> None:
+    def move(self, sources: list[int], targets: list[int], lengths: list[int]) -> None:
         """Copy rows to other rows, all at once, so that rows can be swapped.
 
         Args:
             sources: Rows to read.
             targets: Rows to write, one per source.
-            length: Number of columns to copy.
+            lengths: Number of columns to copy of each.
         """
         if not self._stores:
             return
-        self._reserve(max(targets) + 1, length)
-        read = torch.tensor(sources, device=self._device)
-        write = torch.tensor(targets, device=self._device)
+        self._reserve(max(targets) + 1, max(lengths))
         for store in self._stores.values():
-            part = store[..., :length, :]
-            part[:, write] = part[:, read]
+            # Row by row: copies of whole rows are faster than indexing.
+            rows = [
+                store[:, source, :, :length].clone()
+                for source, length in zip(sources, lengths, strict=True)
+            ]
+            for row, target in zip(rows, targets, strict=True):
+                store[:, target, :, : row.shape[2]] = row
 
     def copy_prefix(self, source: int, targets: list[int], length: int) -> None:
         """Copy the first columns of one row to other rows.

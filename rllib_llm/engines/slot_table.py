@@ -99,4 +99,4 @@ class SlotTable:
         filled = [move for move in moved if move[2] > 0]  # empty rows need no copy
         if filled:
             sources, targets, lengths = zip(*filled, strict=True)
-            self.cache.move(list(sources), list(targets), max(lengths))
+            self.cache.move(list(sources), list(targets), list(lengths))

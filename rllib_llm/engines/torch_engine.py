@@ -1,9 +1,9 @@
 """Torch engine: continuous batching on a transformers model in this process.
 
 Running requests hold the first rows of the cache, so that a decoding step works on
-views. When the set of running requests changes, rows are swapped: one copy per change
-is cheaper than gathering all rows in every step. Idle sessions keep their row with its
-keys and values until another session needs it.
+views. When the set of running requests has changed, rows are swapped: one copy per
+change is cheaper than gathering all rows in every step. Idle sessions keep their row
+with its keys and values until another session needs it.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ _COUNTERS = (
 # A larger cache is freed with the last session, so that e.g. the Learner can use the
 # memory. For a smaller one the new allocation would cost more than the memory is worth.
 _KEPT_BYTES = 64 * 2**20
+
+# With drafts, turns of up to so many new tokens are computed beside those that decode.
+_JOINED_TOKENS = 32
+_MAX_GAPS = 0.25  # share of a pass's rows that may be idle, which saves moves
 
 
 class TorchEngine(GenerationEngine):
@@ -278,6 +282,8 @@ class TorchEngine(GenerationEngine):
         if not self._requests:
             return []
         with self._runner.serving():
+            if self._drafter is not None:
+                self._join()
             if is_prefill_due(
                 len(self._waiting),
                 len(self._running),
@@ -288,6 +294,8 @@ class TorchEngine(GenerationEngine):
                 return self._prefill()
             # Bounds the wait: see is_prefill_due().
             self._steps_waited += bool(self._waiting)
+            # As late as possible: sessions that close or go on need no move.
+            self._close_gaps(0.0 if self._drafter is None else _MAX_GAPS)
             return self._decode()
 
     def abort(self, request_id: int) -> None:
@@ -359,6 +367,28 @@ class TorchEngine(GenerationEngine):
         """Set all counters to zero."""
         self._stats = dict.fromkeys(_COUNTERS, 0)
 
+    def _join(self) -> None:
+        """Let waiting requests with few new tokens run, whose prefill is a decode pass.
+
+        They stay in their rows: a prefill of its own would move them together.
+        """
+        joining = [r for r in self._waiting if self._may_join(r)]
+        if not joining:
+            return
+        for request in joining:
+            self._count_prefill(request)
+            self._stats["prefill_tokens"] += request.session.num_new
+            request.begin(self._version)
+        self._waiting = [r for r in self._waiting if r not in joining]
+        self._set_running([*self._running.requests, *joining])
+
+    def _may_join(self, request: Request) -> bool:
+        session = request.session
+        if session.row < 0 or session.cached == 0 or session.num_new > _JOINED_TOKENS:
+            return False
+        # Negative ids are keys of pictures, whose features are placed in a prefill.
+        return min(session.history[session.cached :]) >= 0
+
     def _prefill(self) -> list[Generation]:
         """Assign rows to waiting requests, compute their histories, sample a token."""
         for request in self._waiting:
@@ -382,6 +412,7 @@ class TorchEngine(GenerationEngine):
         return finished
 
     def _prefill_group(self, group: list[Request]) -> list[Generation]:
+        self._close_gaps()
         sessions = [r.session for r in group]
         first_row = len(self._running)
         self._table.place(sessions, first_row)
@@ -410,7 +441,8 @@ class TorchEngine(GenerationEngine):
             if step is not None:
                 return self._decode_drafts(batch, step, self._drafter)
         token_ids, starts = batch.feed_last()
-        logits = self._continue(batch, token_ids, starts, np.ones_like(starts))
+        ones = np.ones_like(starts)
+        logits = self._continue(batch, token_ids, starts, ones, ones)
         return self._sample(batch, logits, [])
 
     def _continue(
@@ -419,11 +451,12 @@ class TorchEngine(GenerationEngine):
         token_ids: np.ndarray,
         starts: np.ndarray,
         counts: np.ndarray,
+        wanted: np.ndarray,
     ) -> torch.Tensor:
         """Compute the next tokens of the running requests.
 
         Returns:
-            Logits after each of the N real tokens. [N, V]
+            Logits after the N wanted tokens. [N, V]
         """
         self._stats["forwards"] += 1
         positions = None
@@ -438,14 +471,16 @@ class TorchEngine(GenerationEngine):
             counts,
             batch.adapters,
             positions=positions,
-            wants_all=True,
+            wanted=wanted,
         )
 
     def _decode_drafts(
         self, batch: DecodeBatch, step: DraftedStep, drafter: Drafter
     ) -> list[Generation]:
         """Compute drafts, and sample the tokens up to the first wrong one."""
-        logits = self._continue(batch, step.token_ids, step.starts, step.counts)
+        logits = self._continue(
+            batch, step.token_ids, step.starts, step.counts, step.wanted
+        )
         tokens, logps = batch.draw_drafted(step, logits[:, : self._vocabulary])
         if not np.isfinite(logps).all():
             self._fail_on_nan()
@@ -453,7 +488,8 @@ class TorchEngine(GenerationEngine):
         ended = batch.accept_drafted(step, tokens, logps, self._tokenizer)
         count = sum(r.num_sampled for r in batch.requests) - before
         drafted, accepted = len(tokens) - len(batch), count - len(batch)
-        drafter.count(drafted, accepted)
+        if drafted:
+            drafter.count(drafted, accepted)
         self._stats["decoded_tokens"] += count
         self._stats["draft_tokens"] += drafted
         self._stats["accepted_tokens"] += accepted
@@ -525,10 +561,21 @@ class TorchEngine(GenerationEngine):
         return [request.result(reason, now) for request, reason in ended.items()]
 
     def _set_running(self, requests: list[Request]) -> None:
-        """Set the running requests and move them to the first rows of the cache."""
-        self._table.place([r.session for r in requests], 0)
+        """Set the running requests; they keep their rows until :meth:`_close_gaps`."""
         requests.sort(key=lambda r: r.session.row)
         self._running = self._batch(requests)
+
+    def _close_gaps(self, max_gaps: float = 0.0) -> None:
+        """Move the running requests to the first rows of the cache.
+
+        Args:
+            max_gaps: Share of the rows up to the last running one that may be of other
+                sessions. Below it no row is moved.
+        """
+        batch = self._running
+        if len(batch) < (1.0 - max_gaps) * batch.num_rows:
+            self._table.place([r.session for r in batch.requests], 0)
+            self._set_running(batch.requests)
 
     def _batch(self, requests: list[Request]) -> DecodeBatch:
         skipped = self._pictures.skipped if self._pictures is not None else 0

@@ -14,7 +14,7 @@ from rllib_llm.engines.base import SamplingParams, generate
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.modules.llm_rl_module import LLMRLModule
 from rllib_llm.modules.loading import models_placed_on
-from rllib_llm.torch_threads import threads_in_force
+from rllib_llm.torch_threads import torch_settings
 
 if TYPE_CHECKING:
     from rllib_llm.env_runner.llm_env_runner import LLMEnvRunner
@@ -65,7 +65,7 @@ class AnswerQuestions:
         renderer, longest = config.chat_renderer(), config.resolved_context_tokens()
         prompts = [renderer.first(list(each)) for each in self.conversations]
         fitting = [i for i, ids in enumerate(prompts) if len(ids) < longest]
-        with threads_in_force(runner.num_threads):
+        with torch_settings(runner.num_threads):
             generations = generate(
                 engine,
                 [prompts[i] for i in fitting],

@@ -37,7 +37,7 @@ from rllib_llm.env_runner.task_queue import GroupsWanted
 from rllib_llm.env_runner.weights_check import WeightsCheck, checked_as
 from rllib_llm.envs.spaces import UnicodeText
 from rllib_llm.modules.loading import models_placed_on
-from rllib_llm.torch_threads import choose_threads, threads_in_force
+from rllib_llm.torch_threads import choose_threads, torch_settings
 
 if TYPE_CHECKING:
     from rllib_llm.types import Episode, LLMConfig
@@ -246,7 +246,7 @@ class LLMEnvRunner(RunnerState):
         self._check_weights()
         with (
             self.metrics.log_time(SAMPLE_TIMER, reduce="sum"),
-            threads_in_force(self.num_threads),
+            torch_settings(self.num_threads),
         ):
             if tasks is not None:
                 episodes = self._play(tasks, explore, max_failed_fraction)
@@ -278,7 +278,7 @@ class LLMEnvRunner(RunnerState):
             self._check_weights()
         with (
             self.metrics.log_time(SAMPLE_TIMER, reduce="sum"),
-            threads_in_force(self.num_threads),
+            torch_settings(self.num_threads),
         ):
             rollout = self._get_rollout(explore=True)
             groups, failures = rollout.run_groups(tasks, wanted)

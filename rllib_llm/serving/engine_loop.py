@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rllib_llm.engines.base import Generation, GenerationEngine, SamplingParams
 from rllib_llm.errors import RLlibLLMError
-from rllib_llm.torch_threads import threads_in_force
+from rllib_llm.torch_threads import torch_settings
 
 PROGRESS_S = 0.05  # time between two reports of the tokens so far
 
@@ -191,7 +191,7 @@ class EngineLoop:
     def _run(self) -> None:
         error: BaseException = EngineStoppedError("The server is shutting down.")
         try:
-            with threads_in_force(self._num_threads):
+            with torch_settings(self._num_threads):
                 while self._take_commands():
                     self._step()
         except BaseException as failure:

@@ -234,8 +234,9 @@ def test_a_failed_probe_falls_back_with_a_warning(monkeypatch, caplog):
         def __init__(self, model, others):
             self.vocab = model.config.vocab_size
 
-        def __call__(self, cache, token_ids, *_):
-            return torch.zeros(len(token_ids), self.vocab)
+        def __call__(self, cache, token_ids, positions, rows, wanted, *_):
+            count = len(token_ids if wanted is None else wanted.tokens)
+            return torch.zeros(count, self.vocab)
 
     monkeypatch.setattr("rllib_llm.engines.model_runner.FusedForward", Wrong)
     model = build_model("qwen3")

@@ -21,6 +21,7 @@ from rllib_llm.data.types import FinishReason
 from rllib_llm.engines import drafts, generate
 from rllib_llm.engines.drafts import DraftedStep, Drafter
 from rllib_llm.engines.requests import Request, Session
+from rllib_llm.engines.slot_cache import SlotCache
 from rllib_llm.errors import ModelError
 
 SETTINGS = [
@@ -76,6 +77,64 @@ def test_tokens_are_those_of_full_forwards(family, forward):
             assert stats["draft_tokens"] > stats["accepted_tokens"]
 
 
+@pytest.mark.parametrize("forward", ["auto", "plain"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_turns_begin_beside_those_that_decode(family, forward):
+    model = build_model(family)
+    engine = make_engine(model, num_speculative_tokens=6, forward=forward)
+    histories = dict(enumerate(random_prompts(6)))
+    fed = sum(map(len, histories.values()))
+    params = [turn_params(i, 3 + 2 * i) for i in range(6)]
+    for session, prompt in histories.items():
+        engine.open(session)
+        engine.submit(session, prompt, params[session])
+    # Too many new tokens for a pass beside others: 33, with the last sampled one.
+    more = [[7, 8, 9], [5], list(range(32)), list(range(20))]
+    turns, had_gaps = dict.fromkeys(histories, 0), False
+    while engine.num_unfinished:
+        for result in engine.step():
+            name = result.session_id
+            history = check_turn(model, histories[name], params[name], result)
+            if turns[name] < len(more):
+                new = more[turns[name]]
+                turns[name] += 1
+                engine.submit(name, new, params[name])
+                histories[name] = [*history, *new]
+                fed += 1 + len(new)
+        had_gaps |= engine._running.has_gaps
+    assert set(turns.values()) == {len(more)} and had_gaps
+    assert engine.stats()["prefill_tokens"] == fed
+
+
+def test_a_short_turn_takes_no_pass_of_its_own_and_moves_no_row(model, monkeypatch):
+    moves = []
+    monkeypatch.setattr(SlotCache, "move", lambda *_: moves.append(_))
+    engine = make_engine(model, num_speculative_tokens=3)
+    for session in range(5):
+        engine.open(session)
+        count = 2 if session < 4 else 20
+        engine.submit(session, [1, 2, 3], turn_params(session, count))
+
+    def step():
+        before = engine.stats()["forwards"]
+        results = engine.step()
+        return engine.stats()["forwards"] - before, results
+
+    while not (results := step()[1]):
+        rows = {n: s.row for n, s in engine._sessions.items()}
+    assert len(results) == 4
+    moves.clear()
+    for session in range(4):
+        engine.submit(session, [4] * (31 if session else 1), turn_params(1, 2))
+    assert step()[0] == 1 and len(engine._running) == 5 and not moves
+    assert rows == {n: s.row for n, s in engine._sessions.items()}
+    assert step()[0] == 1 and len(engine._running) == 1
+    # Rows are moved only when a pass would have too many idle ones.
+    assert step()[0] == 1 and engine._running.num_rows == 1 and len(moves) == 1
+    engine.submit(1, [4] * 32, turn_params(1, 2))
+    assert step()[0] == 1 and len(engine._running) == 2
+
+
 def test_adapters_have_their_own_drafts(model):
     drafter = Drafter(4)
     for adapter, tokens in enumerate(([5, 6, 7, 8, 9], [5, 6, 7, 8, 1])):
@@ -85,8 +144,8 @@ def test_adapters_have_their_own_drafts(model):
     assert drafter.draft(requests, VOCAB) == [[9], [1], []]
 
 
-def _request(history, prompt_length, *, adapter=0, limit=20, **settings):
-    session = Session("one", adapter, list(history[:prompt_length]))
+def _request(history, prompt_length, *, adapter=0, limit=20, row=-1, **settings):
+    session = Session("one", adapter, list(history[:prompt_length]), row=row)
     request = Request(0, session, turn_params(0, limit, **settings), 1000)
     session.history += history[prompt_length:]
     request.logps += [0.0] * (len(history) - prompt_length)
@@ -165,21 +224,6 @@ def test_one_observation_is_not_enough_while_drafts_are_often_wrong():
     assert drafter.draft([_request([6, 7, 8, 9], 4)], VOCAB) == [[10]]
 
 
-def test_few_long_drafts_are_cut_instead_of_padding_the_others():
-    drafter = _taught([(list(range(20)), 4)], length=12)
-    long, none = _request([0, 1, 2, 3, 4], 4), _request([9, 9, 9, 9], 4)
-    assert [len(d) for d in drafter.draft([long] * 3, VOCAB)] == [12] * 3
-    assert [len(d) for d in drafter.draft([long] * 3 + [none], VOCAB)] == [12] * 3 + [0]
-    # (1 + n) * 4 columns, of which 1 * 4 + n are computed.
-    assert [len(d) for d in drafter.draft([long] + [none] * 3, VOCAB)] == [0] * 4
-    assert [len(d) for d in drafter.draft([long] * 2 + [none] * 2, VOCAB)] == [
-        1,
-        1,
-        0,
-        0,
-    ]
-
-
 def test_after_many_turns_one_in_four_is_learned(monkeypatch):
     monkeypatch.setattr(drafts, "_ALL_TURNS", 2)
     drafter = Drafter(4)
@@ -214,29 +258,33 @@ def test_the_table_is_bounded(monkeypatch):
 
 
 def test_rejected_drafts_leave_no_trace():
-    requests = [_request([1, 2, 3], 2), _request([4, 5, 6, 7], 2)]
-    step = DraftedStep(requests, [[8, 9], []])
-    assert step.token_ids.tolist() == [[3, 8, 9], [7, 0, 0]]
-    assert step.counts.tolist() == [3, 1] and step.starts.tolist() == [2, 3]
+    # The second has two tokens of a prompt to compute; the row between is idle.
+    requests = [_request([1, 2, 3], 2, row=0), _request([4, 5, 6, 7], 4, row=2)]
+    requests[1].session.cached = 2
+    step = DraftedStep(requests, [[8, 9], [3]])
+    assert step.token_ids.tolist() == [[3, 8, 9], [0, 0, 0], [6, 7, 3]]
+    assert step.counts.tolist() == [3, 0, 3] and step.starts.tolist() == [2, 0, 2]
+    assert step.wanted.tolist() == [3, 0, 2]
     for request, uniforms in zip(requests, np.split(step.uniforms, [3]), strict=True):
         first = request.num_sampled
         expected = request.uniforms[first : first + len(uniforms)]
         np.testing.assert_array_equal(uniforms, expected)
-    logps = np.array([-1.0, -2.0, -3.0, -4.0], np.float32)
-    assert step.accept(np.array([8, 1, 2, 3]), logps, None) == {}
+    logps = np.array([-1.0, -2.0, -3.0, -4.0, -5.0], np.float32)
+    assert step.accept(np.array([8, 1, 2, 3, 0]), logps, None) == {}
     first, second = (r.session for r in requests)
     # 8 was right, 1 replaces 9, and what followed 9 is dropped.
-    assert first.history == [1, 2, 3, 8, 1] and second.history == [4, 5, 6, 7, 3]
-    assert requests[0].logps == [0.0, -1.0, -2.0] and requests[1].logps[-1] == -4.0
-    assert (first.cached, second.cached) == (4, 4)
+    assert first.history == [1, 2, 3, 8, 1] and second.history == [4, 5, 6, 7, 3, 0]
+    assert requests[0].logps == [0.0, -1.0, -2.0] and requests[1].logps == [-4.0, -5.0]
+    assert (first.cached, second.cached) == (4, 5)
 
 
 def test_a_stop_token_within_a_draft_ends_the_turn():
-    request = _request([1, 2, 3], 2, stop_token_ids=(9,))
+    request = _request([1, 2, 3], 2, stop_token_ids=(9,), row=0)
     step = DraftedStep([request], [[8, 9, 5]])
     ended = step.accept(np.array([8, 9, 5, 6]), np.zeros(4, np.float32), None)
     assert ended == {request: FinishReason.STOP}
     assert request.session.history == [1, 2, 3, 8, 9]
+    assert request.session.cached == 4
 
 
 def test_stop_tokens_and_strings_and_limits_with_drafts(model):

@@ -56,7 +56,7 @@ from rllib_llm.losses.aggregation import denominator
 from rllib_llm.modules.critic import CRITIC_MODULE
 from rllib_llm.modules.loading import models_placed_on
 from rllib_llm.seeding import stable_seed
-from rllib_llm.torch_threads import choose_threads, threads_in_force
+from rllib_llm.torch_threads import choose_threads, torch_settings
 from rllib_llm.transcripts.learner_annotations import TokenAnnotationsMixin
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class LLMLearnerMixin(
         """Compute as in an update, and free its memory at the end."""
         with (
             precision_in_force(self.config.matmul_precision),
-            threads_in_force(self._num_threads),
+            torch_settings(self._num_threads),
         ):
             try:
                 yield
