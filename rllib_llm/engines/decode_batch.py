@@ -77,7 +77,7 @@ class DecodeBatch:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether rows of no request lie between the others."""
+        """True if rows of no request lie between the others."""
         return self.num_rows > len(self.requests)
 
     def feed_last(self) -> tuple[np.ndarray, np.ndarray]:

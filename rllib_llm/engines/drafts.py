@@ -138,7 +138,7 @@ class DraftedStep:
         drafts: Draft of each.
 
     Attributes:
-        token_ids: What a row's history has without keys and values, and the draft,
+        token_ids: Tokens of each row's history that are not cached, then its draft,
             padded on the right. int64 [B, T]
         starts: Tokens cached before them. int64 [B]
         counts: Their number without padding; 0 for rows of no request. int64 [B]

@@ -48,3 +48,25 @@ def kv_budget_bytes(
         return int(DEVICE_SHARE * (available - planned))
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(RAM_SHARE * ram)
+
+
+def slots_within(budget: int, row_bytes: int, max_context_tokens: int) -> int:
+    """Return the number of rows of the cache that fit a budget.
+
+    With fewer slots requests wait for a row, and results do not change.
+
+    Args:
+        budget: Maximum size of the cache in bytes.
+        row_bytes: Bytes of one row.
+        max_context_tokens: Maximum tokens of a row, for the message.
+
+    Raises:
+        ConfigError: If not even one row fits.
+    """
+    if budget < row_bytes:
+        raise ConfigError(
+            f"kv_budget_bytes ({budget}) is less than the {row_bytes} bytes of one "
+            f"session of {max_context_tokens} tokens. Raise the budget (kv_cache_gib "
+            "in a config) or lower max_context_tokens."
+        )
+    return budget // row_bytes

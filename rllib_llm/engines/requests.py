@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -256,6 +257,28 @@ class Request:
             version_changes=tuple(self._versions[1:]),
             seconds=now - self._start_time,
         )
+
+
+def feed(
+    sessions: Sequence[Session], counts: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the next tokens of histories, and count them as cached.
+
+    Args:
+        sessions: The conversations. [B]
+        counts: Number of tokens of each; the largest is T. [B]
+
+    Returns:
+        The tokens, padded on the right, int64 [B, T], and the tokens cached before
+        them, int64 [B].
+    """
+    starts = np.array([s.cached for s in sessions])
+    token_ids = np.zeros((len(sessions), max(counts)), np.int64)
+    for row, (session, count) in enumerate(zip(sessions, counts, strict=True)):
+        stop = session.cached + count
+        token_ids[row, :count] = session.history[session.cached : stop]
+        session.cached = stop
+    return token_ids, starts
 
 
 def common_prefix(first: list[int], second: list[int]) -> int:

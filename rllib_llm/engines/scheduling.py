@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllib_llm.engines.requests import Request
+from rllib_llm.engines.requests import Request, Session
 
 # Prefill when this share of the requests is waiting, or after this many decoding steps:
 # small prefill batches are inefficient, but no request should wait for long.
@@ -10,6 +10,7 @@ _PREFILL_SHARE = 0.25
 _PREFILL_PATIENCE = 8
 _PREFILL_TOKENS = 8192  # maximum tokens of one forward, with padding
 _PREFILL_SCORES = 2**25  # maximum entries of one attention mask
+_JOINED_TOKENS = 32  # maximum new tokens of a turn that begins in a decoding pass
 
 PREFILL_CHUNK = 2048
 """Maximum new tokens of one row in a forward; longer prompts take several forwards."""
@@ -31,6 +32,16 @@ def is_prefill_due(
         return False
     share = startable / (startable + num_running)
     return share >= _PREFILL_SHARE or steps_waited >= _PREFILL_PATIENCE
+
+
+def may_join(session: Session) -> bool:
+    """Return whether a waiting turn may begin beside those that decode.
+
+    It has few new tokens, and none of a picture, whose features a prefill places.
+    """
+    if session.row < 0 or session.cached == 0 or session.num_new > _JOINED_TOKENS:
+        return False
+    return min(session.history[session.cached :]) >= 0  # negative: keys of pictures
 
 
 def split_group(todo: list[Request]) -> tuple[list[Request], list[Request]]:

@@ -26,17 +26,29 @@ from rllib_llm.engines.base import (
 )
 from rllib_llm.engines.decode_batch import DecodeBatch
 from rllib_llm.engines.drafts import DraftedStep, Drafter
+from rllib_llm.engines.kv_budget import slots_within
 from rllib_llm.engines.model_runner import ModelRunner
 from rllib_llm.engines.nucleus_mask import MaskedRunner, PairedCache
 from rllib_llm.engines.prefix_sharing import share_prefixes
-from rllib_llm.engines.requests import Request, Session, check_submit, common_prefix
-from rllib_llm.engines.scheduling import PREFILL_CHUNK, is_prefill_due, split_group
+from rllib_llm.engines.requests import (
+    Request,
+    Session,
+    check_submit,
+    common_prefix,
+    feed,
+)
+from rllib_llm.engines.scheduling import (
+    PREFILL_CHUNK,
+    is_prefill_due,
+    may_join,
+    split_group,
+)
 from rllib_llm.engines.slot_cache import SlotCache, new_columns, row_length
 from rllib_llm.engines.slot_table import SlotTable
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.nucleus_mask import pack_bits
 from rllib_llm.pictures.features import EngineFeatures
-from rllib_llm.pictures.placement import PlacedPicture, keys, moved
+from rllib_llm.pictures.placement import PlacedPicture, moved, with_keys
 from rllib_llm.pictures.text_part import TextPart
 
 if TYPE_CHECKING:
@@ -59,9 +71,8 @@ _COUNTERS = (
 # memory. For a smaller one the new allocation would cost more than the memory is worth.
 _KEPT_BYTES = 64 * 2**20
 
-# With drafts, turns of up to so many new tokens are computed beside those that decode.
-_JOINED_TOKENS = 32
-_MAX_GAPS = 0.25  # share of a pass's rows that may be idle, which saves moves
+# Share of the rows of a pass with drafts that may be idle, which saves moves.
+_MAX_GAPS = 0.25
 
 
 class TorchEngine(GenerationEngine):
@@ -158,15 +169,8 @@ class TorchEngine(GenerationEngine):
         self._runner.check_context(max_context_tokens)
         row_bytes = self._runner.bytes_per_token * row_length(max_context_tokens)
         if kv_budget_bytes is not None:
-            # Fewer slots instead of an error: requests wait for a row, and results do
-            # not change.
-            max_slots = min(max_slots, kv_budget_bytes // row_bytes)
-            if max_slots < 1:
-                raise ConfigError(
-                    f"kv_budget_bytes ({kv_budget_bytes}) is less than the {row_bytes} "
-                    f"bytes of one session of {max_context_tokens} tokens. Raise the "
-                    "budget (kv_cache_gib in a config) or lower max_context_tokens."
-                )
+            fitting = slots_within(kv_budget_bytes, row_bytes, max_context_tokens)
+            max_slots = min(max_slots, fitting)
         self._table = SlotTable(
             max_slots, max_context_tokens, self._runner.device, cache_class
         )
@@ -249,7 +253,7 @@ class TorchEngine(GenerationEngine):
         """
         session = self._get_session(session_id)
         new = np.asarray(new_token_ids, dtype=np.int64).ravel().tolist()
-        new = self._keyed(new, pictures)
+        new = with_keys(new, pictures, self._pictures is not None)
         check_submit(
             session,
             len(new) + (len(session.history) if extends else 0),
@@ -372,7 +376,7 @@ class TorchEngine(GenerationEngine):
 
         They stay in their rows: a prefill of its own would move them together.
         """
-        joining = [r for r in self._waiting if self._may_join(r)]
+        joining = [r for r in self._waiting if may_join(r.session)]
         if not joining:
             return
         for request in joining:
@@ -381,13 +385,6 @@ class TorchEngine(GenerationEngine):
             request.begin(self._version)
         self._waiting = [r for r in self._waiting if r not in joining]
         self._set_running([*self._running.requests, *joining])
-
-    def _may_join(self, request: Request) -> bool:
-        session = request.session
-        if session.row < 0 or session.cached == 0 or session.num_new > _JOINED_TOKENS:
-            return False
-        # Negative ids are keys of pictures, whose features are placed in a prefill.
-        return min(session.history[session.cached :]) >= 0
 
     def _prefill(self) -> list[Generation]:
         """Assign rows to waiting requests, compute their histories, sample a token."""
@@ -500,12 +497,7 @@ class TorchEngine(GenerationEngine):
     ) -> torch.Tensor:
         """Compute the next ``counts`` tokens of each history; return logits [B, V]."""
         sessions = [r.session for r in requests]
-        starts = np.array([s.cached for s in sessions])
-        token_ids = np.zeros((len(sessions), max(counts)), np.int64)
-        for row, (session, count) in enumerate(zip(sessions, counts, strict=True)):
-            stop = session.cached + count
-            token_ids[row, :count] = session.history[session.cached : stop]
-            session.cached = stop
+        token_ids, starts = feed(sessions, counts)
         self._stats["forwards"] += 1
         placed = positions = None
         if self._pictures is not None:
@@ -568,9 +560,7 @@ class TorchEngine(GenerationEngine):
     def _close_gaps(self, max_gaps: float = 0.0) -> None:
         """Move the running requests to the first rows of the cache.
 
-        Args:
-            max_gaps: Share of the rows up to the last running one that may be of other
-                sessions. Below it no row is moved.
+        No row is moved if other sessions have at most a share ``max_gaps`` of them.
         """
         batch = self._running
         if len(batch) < (1.0 - max_gaps) * batch.num_rows:
@@ -600,18 +590,6 @@ class TorchEngine(GenerationEngine):
             "have probably diverged: lower the learning rate or the gradient clip. "
             "Abort unfinished requests, or set finite weights and call step() again."
         )
-
-    def _keyed(self, ids: list[int], pictures: Sequence[PlacedPicture]) -> list[int]:
-        """Return ids with keys of their pictures in place of placeholders."""
-        if pictures and self._pictures is None:
-            raise ConfigError(
-                f"{len(pictures)} pictures were submitted to an engine of a model that "
-                "reads text alone. Use a vision-language model (docs/pictures.md)."
-            )
-        for picture in pictures:
-            start, count = picture.ref.start, picture.ref.count
-            ids[start : start + count] = keys(picture.ref)
-        return ids
 
     def _get_session(self, session_id: SessionId) -> Session:
         try:

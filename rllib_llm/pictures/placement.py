@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rllib_llm.errors import EnvContractError
+from rllib_llm.errors import ConfigError, EnvContractError
 from rllib_llm.pictures.contract import IMAGES, PLACEHOLDER
 
 _KEYS = 2**62  # below the limit of int64, in which engines hold ids
@@ -55,6 +55,30 @@ def placed(
 def moved(pictures: Iterable[PlacedPicture], offset: int) -> list[PlacedPicture]:
     """Return pictures among ids that begin ``offset`` tokens earlier."""
     return [PlacedPicture(p.ref.moved(offset), p.pixels) for p in pictures]
+
+
+def with_keys(
+    ids: list[int], pictures: Sequence[PlacedPicture], reads_pictures: bool
+) -> list[int]:
+    """Return ids with :func:`keys` of their pictures in place of placeholders.
+
+    Args:
+        ids: The ids; the list is changed.
+        pictures: Pictures among them.
+        reads_pictures: Whether the engine's model does.
+
+    Raises:
+        ConfigError: If there are pictures for a model of text.
+    """
+    if pictures and not reads_pictures:
+        raise ConfigError(
+            f"{len(pictures)} pictures were submitted to an engine of a model that "
+            "reads text alone. Use a vision-language model (docs/pictures.md)."
+        )
+    for picture in pictures:
+        start, count = picture.ref.start, picture.ref.count
+        ids[start : start + count] = keys(picture.ref)
+    return ids
 
 
 def located(
