@@ -161,7 +161,21 @@ def attention_on_cpu(model: nn.Module) -> Iterator[None]:
     if not on_cpu or "flash" not in (chosen or ""):
         yield
         return
-    config._attn_implementation = "eager"
+    with attention_replaced(config, chosen, "eager"):
+        yield
+
+
+@contextlib.contextmanager
+def attention_replaced(config: Any, name: str, other: str) -> Iterator[None]:
+    """Use another attention inside of the block, if a config's is ``name``.
+
+    The public ``set_attn_implementation`` needs the model, and loads kernels.
+    """
+    chosen = config._attn_implementation
+    if chosen != name:
+        yield
+        return
+    config._attn_implementation = other
     try:
         yield
     finally:

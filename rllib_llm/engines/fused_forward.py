@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from rllib_llm.engines.fused_layout import is_plain
 from rllib_llm.engines.multi_lora_linear import PRECISE, MultiLoRALinear
+from rllib_llm.engines.pass_rows import PassRows
 from rllib_llm.engines.rotary_table import RotaryTable
 from rllib_llm.engines.slot_cache import SlotCache
-from rllib_llm.engines.token_rows import TokenRows
 
 # Joined copies of weights are kept up to this total size. They save calls, which only
 # matters for small models; for large models the memory would cost more than it saves.
@@ -109,7 +109,7 @@ class Wanted:
     """
 
     tokens: Tensor
-    rows: TokenRows
+    rows: PassRows
 
 
 def _with_deeper_features(
@@ -169,7 +169,7 @@ class FusedForward:
         cache: SlotCache,
         token_ids: Tensor,
         positions: Tensor,
-        rows: TokenRows,
+        rows: PassRows,
         wanted: Wanted | None = None,
         adapters: Tensor | None = None,
         placed: Mapping[str, Any] = _NO_PICTURES,

@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rllib_llm import compat
 from rllib_llm.engines.attention import ATTENTION_NAME
 from rllib_llm.engines.attention_masks import AttentionMasks, Masks
 from rllib_llm.engines.fused_forward import FusedForward, Wanted
 from rllib_llm.engines.fused_layout import why_not_fused, why_not_together
+from rllib_llm.engines.pass_rows import PassRows
 from rllib_llm.engines.rotary_table import has_three_axes
 from rllib_llm.engines.served_models import ADVICE, check_model
 from rllib_llm.engines.slot_cache import SlotCache, new_columns
-from rllib_llm.engines.token_rows import TokenRows
 from rllib_llm.errors import ConfigError, ModelError, did_you_mean
 from rllib_llm.modules.max_positions import context_length, why_shorter
 from rllib_llm.pictures.placed_features import PlacedFeatures
@@ -192,11 +193,8 @@ class ModelRunner:
         if self._fused is not None or chosen == "eager":
             yield
             return
-        self._config._attn_implementation = ATTENTION_NAME
-        try:
+        with compat.attention_replaced(self._config, chosen, ATTENTION_NAME):
             yield
-        finally:
-            self._config._attn_implementation = chosen
 
     def forward(
         self,
@@ -264,12 +262,12 @@ class ModelRunner:
         if adapters is not None:
             token_adapters = upload(np.repeat(adapters, counts), self.device)
         build = functools.partial(self._masks.of_columns, visible=visible)
-        rows = TokenRows(starts, counts, self.device, None if is_causal else build)
+        rows = PassRows(starts, counts, self.device, None if is_causal else build)
         last = None
         if (wanted != counts).any():
             tokens = upload(np.flatnonzero(is_wanted[is_real]), self.device)
             first = starts + counts - wanted
-            last = Wanted(tokens, TokenRows(first, wanted, self.device, build))
+            last = Wanted(tokens, PassRows(first, wanted, self.device, build))
         return self._fused(
             cache,
             ids,

@@ -18,7 +18,10 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 
 from rllib_llm import compat
-from rllib_llm.algorithms.learner.fast_layers import precision_in_force
+from rllib_llm.algorithms.learner.fast_layers import (
+    float32_attention,
+    precision_in_force,
+)
 from rllib_llm.algorithms.learner.learner_state import LearnerStateMixin
 from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.algorithms.learner.loss_mixin import ComposedLossMixin, ReferenceKLMixin
@@ -27,7 +30,7 @@ from rllib_llm.algorithms.learner.non_llm_learner import NonLLMLearnerMixin
 from rllib_llm.algorithms.learner.optimizers import OptimizerMixin
 from rllib_llm.algorithms.learner.preference_mixin import PreferenceMixin
 from rllib_llm.algorithms.learner.scorer_learner import ScorerMixin
-from rllib_llm.algorithms.learner.sharding import ShardingMixin
+from rllib_llm.algorithms.learner.sharding import ShardingMixin, language_models
 from rllib_llm.algorithms.learner.stored_rows import (
     DENOMINATOR,
     SOURCE_OF_PART,
@@ -62,6 +65,7 @@ from rllib_llm.transcripts.learner_annotations import TokenAnnotationsMixin
 if TYPE_CHECKING:
     from ray.rllib.core.learner.training_data import TrainingData
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+    from transformers import PreTrainedModel
 
     from rllib_llm.algorithms.learner.weight_transfer import WeightSender
     from rllib_llm.types import LLMConfig
@@ -150,6 +154,7 @@ class LLMLearnerMixin(
         with (
             precision_in_force(self.config.matmul_precision),
             torch_settings(self._num_threads),
+            float32_attention(self._models_on_cpu()),
         ):
             try:
                 yield
@@ -160,6 +165,13 @@ class LLMLearnerMixin(
                     optimizer.zero_grad(set_to_none=True)
                 if self.is_sharded:
                     self.reshard()
+
+    def _models_on_cpu(self) -> list[PreTrainedModel]:
+        """Return the models of the language model policies and critics, on a CPU."""
+        # Compiled graphs have the attention with which they were traced.
+        if torch.device(self._device).type != "cpu" or self.config.lm_compile:
+            return []
+        return [part.lm for part in language_models(self.module).values()]
 
     # Minibatches ---------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rllib_llm.engines import token_rows
+from rllib_llm.engines import pass_rows
 from rllib_llm.engines.attention_masks import AttentionMasks
-from rllib_llm.engines.token_rows import TokenRows, part_widths
+from rllib_llm.engines.pass_rows import PassRows, part_widths
 
 HEADS, KV_HEADS, DIM, COLUMNS = 4, 2, 8, 40
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def attend(query, cached, starts, counts, window=None, is_masked=True):
     config = SimpleNamespace(sliding_window=window, layer_types=None)
     masks = AttentionMasks(config, torch.float64, CPU)
     build = functools.partial(masks.of_columns, visible=cached[0].shape[2])
-    rows = TokenRows(starts, counts, CPU, build if is_masked else None)
+    rows = PassRows(starts, counts, CPU, build if is_masked else None)
     module = SimpleNamespace(scaling=DIM**-0.5)
     return rows.attend(query, cached, module, ""), len(rows._parts)
 
@@ -57,8 +57,8 @@ def attend(query, cached, starts, counts, window=None, is_masked=True):
 def test_attention_is_that_of_each_token_alone(
     monkeypatch, starts, counts, num_parts, window
 ):
-    monkeypatch.setattr(token_rows, "_ROW_COST", 2)
-    monkeypatch.setattr(token_rows, "_PART_COST", 5)
+    monkeypatch.setattr(pass_rows, "_ROW_COST", 2)
+    monkeypatch.setattr(pass_rows, "_PART_COST", 5)
     starts, counts = np.array(starts), np.array(counts)
     query = torch.randn(counts.sum(), HEADS, DIM, dtype=torch.float64)
     shape = len(counts), KV_HEADS, COLUMNS, DIM

@@ -61,7 +61,7 @@ class _Part:
         return out.reshape(query.shape[0] * self.width, -1)
 
 
-class TokenRows:
+class PassRows:
     """The N new tokens of a batch of rows, row by row.
 
     Args:
