@@ -332,6 +332,8 @@ class Measured:
 
 def measure(floor: Floor, shape: Shape, part: int) -> Measured:
     """Sample and train once."""
+    # RLlib's seed turns it on in this process (rllib_llm/torch_threads.py).
+    torch.utils.deterministic.fill_uninitialized_memory = False
     start = time.process_time()
     ids, logps = floor.rollout(shape)
     middle = time.process_time()

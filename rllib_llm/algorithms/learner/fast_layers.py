@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _EXACT = 1e-5  # relative to the largest entry; real bfloat16 products are off by 1e-3
 ATTENTION_NAME = "rllib_llm_float32_sdpa"
-_MOST_TOKENS = 256  # of a row; beyond, bfloat16 is as fast or faster
+_MOST_TOKENS = 192  # of a row; beyond, bfloat16 is as fast or faster
 _LOW = (torch.bfloat16, torch.float16)
 
 
