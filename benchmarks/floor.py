@@ -25,6 +25,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rllib_llm.torch_threads import torch_settings
+
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
@@ -332,14 +334,13 @@ class Measured:
 
 def measure(floor: Floor, shape: Shape, part: int) -> Measured:
     """Sample and train once."""
-    # RLlib's seed turns it on in this process (rllib_llm/torch_threads.py).
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    start = time.process_time()
-    ids, logps = floor.rollout(shape)
-    middle = time.process_time()
     advantages = torch.randn(shape.rows)
-    floor.update(ids, logps, advantages, shape.sampled_mask(), part)
-    end = time.process_time()
+    with torch_settings(None):  # new memory is not filled, as in this package
+        start = time.process_time()
+        ids, logps = floor.rollout(shape)
+        middle = time.process_time()
+        floor.update(ids, logps, advantages, shape.sampled_mask(), part)
+        end = time.process_time()
     tokens = shape.num_sampled
     return Measured(middle - start, end - middle, end - start, tokens, tokens)
 

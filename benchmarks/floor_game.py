@@ -17,6 +17,8 @@ import torch
 from floor import Floor, Measured, _sample
 from torch import Tensor
 
+from rllib_llm.torch_threads import torch_settings
+
 Trace = list[list[tuple[int, int]]]
 """Of each episode, of each turn: tokens read before it, and tokens sampled."""
 
@@ -29,11 +31,12 @@ def trace_of(episodes: Sequence[Any]) -> Trace:
 
 def measure_trace(floor: Floor, trace: Trace, part: int) -> Measured:
     """Sample and train as many tokens as the episodes of ``trace`` have."""
-    start = time.process_time()
-    _rollout(floor, trace)
-    middle = time.process_time()
-    _update(floor, trace, part)
-    end = time.process_time()
+    with torch_settings(None):  # new memory is not filled, as in this package
+        start = time.process_time()
+        _rollout(floor, trace)
+        middle = time.process_time()
+        _update(floor, trace, part)
+        end = time.process_time()
     tokens = sum(sampled for turns in trace for _, sampled in turns)
     return Measured(middle - start, end - middle, end - start, tokens, tokens)
 

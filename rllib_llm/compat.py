@@ -165,6 +165,10 @@ def attention_on_cpu(model: nn.Module) -> Iterator[None]:
         yield
 
 
+FLOAT32_ATTENTION = "rllib_llm_float32_sdpa"
+"""Name under which ``learner/fast_layers.py`` registers an attention."""
+
+
 @contextlib.contextmanager
 def attention_replaced(config: Any, name: str, other: str) -> Iterator[None]:
     """Use another attention inside of the block, if a config's is ``name``.

@@ -75,12 +75,14 @@ def test_threads_are_in_force_in_the_block_only():
         assert torch.get_num_threads() == before
 
 
-def test_new_memory_is_not_filled_in_the_block():
+def test_new_memory_is_not_filled_in_the_block(monkeypatch):
+    deterministic = torch.utils.deterministic
+    monkeypatch.setattr(deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)  # as RLlib does with a seed
     try:
         assert torch.empty(4).isnan().all()
         with pytest.raises(ValueError), torch_settings(None):
-            assert not torch.utils.deterministic.fill_uninitialized_memory
+            assert not deterministic.fill_uninitialized_memory
             raise ValueError
         assert torch.empty(4).isnan().all()
     finally:

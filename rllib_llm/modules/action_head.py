@@ -23,6 +23,7 @@ import torch
 from ray.rllib.core.columns import Columns
 from torch import Tensor
 
+from rllib_llm import compat
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import read
 from rllib_llm.errors import ModelError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 NORMS = ("sum", "token", "word")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_ATTENTION = ("sdpa", "eager")
+_ATTENTION = ("sdpa", "eager", compat.FLOAT32_ATTENTION)
 _INT_FIELDS = ("rows", "columns", "before", "starts", "turns", "candidates")
 
 

@@ -18,9 +18,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rllib_llm.algorithms.learner import fast_layers
 from rllib_llm.algorithms.learner.fast_layers import (
-    ATTENTION_NAME,
     float32_attention_forward,
 )
+from rllib_llm.compat import FLOAT32_ATTENTION
 
 
 def episodes():
@@ -29,12 +29,12 @@ def episodes():
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Collects (dtype, grad mode) of all calls of torch's attention."""
+    """Collects the dtypes of all calls of torch's attention."""
     calls = []
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def watched(query, *args, **kwargs):
-        calls.append((query.dtype, torch.is_grad_enabled()))
+        calls.append(query.dtype)
         return attend(query, *args, **kwargs)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
@@ -89,11 +89,11 @@ def test_elsewhere_it_is_sdpa(seen, monkeypatch):
     def dtype_of(given):
         seen.clear()
         float32_attention_forward(module, *given, None)
-        return seen[0][0]
+        return seen[0]
 
     assert dtype_of(inputs(most)) == torch.float32
     assert dtype_of(inputs(most + 1)) == torch.bfloat16
-    assert dtype_of([x.detach() for x in inputs()]) == torch.bfloat16
+    assert dtype_of([x.detach() for x in inputs()]) == torch.float32
     assert dtype_of(inputs(dtype=torch.float64)) == torch.float64
 
 
@@ -110,8 +110,8 @@ def test_updates_use_it_and_have_the_same_gradient(settings, seen, monkeypatch):
     )
     seen.clear()
     found = gradients(learner, episodes())
-    assert set(names) == {ATTENTION_NAME}
-    assert {dtype for dtype, has_grad in seen if has_grad} == {torch.float32}
+    assert set(names) == {FLOAT32_ATTENTION}
+    assert set(seen) == {torch.float32}
     assert policy(learner).lm.config._attn_implementation == name
     monkeypatch.setattr(fast_layers, "_MOST_TOKENS", 0)
     plain = gradients(make_learner(config), episodes())
@@ -136,10 +136,11 @@ def test_other_attentions_and_devices_and_compiled_models_keep_theirs():
     learner = make_learner(eager)
     with learner.in_update():
         assert policy(learner).lm.config._attn_implementation == "eager"
-    learner = make_learner(make_config())
-    assert learner._models_on_cpu() == [policy(learner).lm]
+    assert make_learner(make_config())._low_precision_models() == []
+    learner = make_learner(make_config().language_model(dtype="bfloat16"))
+    assert learner._low_precision_models() == [policy(learner).lm]
     learner.config.lm_compile = True
-    assert learner._models_on_cpu() == []
+    assert learner._low_precision_models() == []
     learner.config.lm_compile = False
     learner._device = torch.device("cuda")
-    assert learner._models_on_cpu() == []
+    assert learner._low_precision_models() == []

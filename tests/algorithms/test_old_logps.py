@@ -171,7 +171,8 @@ def test_a_perturbed_behaviour_changes_the_loss_as_the_formula_says(
     config = make_config(GRPOConfig, old_logps="learner", **settings)
     learner = make_learner(config.language_model(dtype=dtype))
     made = perturbed(learner, with_advantages())
-    batch = make_batch(learner, made)
+    with learner.in_update():  # with the attention of an update
+        batch = make_batch(learner, made)
     mask = batch[Columns.LOSS_MASK]
     log_ratio = batch[Columns.ACTION_LOGP] - batch[columns.BEHAVIOUR_LOGP]
     whole = (log_ratio * mask).sum(1, keepdim=True).exp()

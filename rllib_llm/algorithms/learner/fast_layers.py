@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _EXACT = 1e-5  # relative to the largest entry; real bfloat16 products are off by 1e-3
-ATTENTION_NAME = "rllib_llm_float32_sdpa"
 _MOST_TOKENS = 192  # of a row; beyond, bfloat16 is as fast or faster
-_LOW = (torch.bfloat16, torch.float16)
+LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 @contextlib.contextmanager
@@ -187,7 +186,7 @@ def float32_attention_forward(
 ) -> tuple[Tensor, None]:
     """Compute transformers' ``sdpa`` attention, in float32 where that is faster.
 
-    On CPUs its backward pass takes several times as long in bfloat16 as in float32, up
+    Only for models on a CPU. There its backward pass takes several times as long in bfloat16 as in float32, up
     to a few hundred tokens. float32 also rounds less.
 
     Args:
@@ -205,8 +204,8 @@ def float32_attention_forward(
     dtype = query.dtype
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")  # in which it would be computed
-    is_faster = dtype in _LOW and query.device.type == "cpu"
-    if not (is_faster and query.requires_grad and query.shape[2] <= _MOST_TOKENS):
+    # Also without gradients: the first ratio of an update is exactly 1.
+    if dtype not in LOW_PRECISION or query.shape[2] > _MOST_TOKENS:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, **kwargs
         )
@@ -226,10 +225,12 @@ def float32_attention(models: Iterable[PreTrainedModel]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for model in models:
             config = model.config.get_text_config()
-            replaced = compat.attention_replaced(config, "sdpa", ATTENTION_NAME)
+            replaced = compat.attention_replaced(
+                config, "sdpa", compat.FLOAT32_ATTENTION
+            )
             stack.enter_context(replaced)
         yield
 
 
-AttentionInterface.register(ATTENTION_NAME, float32_attention_forward)
-AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+AttentionInterface.register(compat.FLOAT32_ATTENTION, float32_attention_forward)
+AttentionMaskInterface.register(compat.FLOAT32_ATTENTION, sdpa_mask)

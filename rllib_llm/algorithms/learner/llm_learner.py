@@ -19,6 +19,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_llm import compat
 from rllib_llm.algorithms.learner.fast_layers import (
+    LOW_PRECISION,
     float32_attention,
     precision_in_force,
 )
@@ -154,7 +155,7 @@ class LLMLearnerMixin(
         with (
             precision_in_force(self.config.matmul_precision),
             torch_settings(self._num_threads),
-            float32_attention(self._models_on_cpu()),
+            float32_attention(self._low_precision_models()),
         ):
             try:
                 yield
@@ -166,12 +167,14 @@ class LLMLearnerMixin(
                 if self.is_sharded:
                     self.reshard()
 
-    def _models_on_cpu(self) -> list[PreTrainedModel]:
-        """Return the models of the language model policies and critics, on a CPU."""
+    def _low_precision_models(self) -> list[PreTrainedModel]:
+        """Return the models of policies and critics that compute so on a CPU."""
         # Compiled graphs have the attention with which they were traced.
         if torch.device(self._device).type != "cpu" or self.config.lm_compile:
             return []
-        return [part.lm for part in language_models(self.module).values()]
+        models = [part.lm for part in language_models(self.module).values()]
+        is_cast = self.config.lm_autocast is not None
+        return [lm for lm in models if is_cast or lm.dtype in LOW_PRECISION]
 
     # Minibatches ---------------------------------------------------------------------
 
