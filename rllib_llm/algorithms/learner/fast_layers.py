@@ -186,8 +186,8 @@ def float32_attention_forward(
 ) -> tuple[Tensor, None]:
     """Compute transformers' ``sdpa`` attention, in float32 where that is faster.
 
-    Only for models on a CPU. There its backward pass takes several times as long in bfloat16 as in float32, up
-    to a few hundred tokens. float32 also rounds less.
+    Only for models on a CPU: there its backward pass takes several times as long in
+    bfloat16 as in float32, up to a few hundred tokens. float32 also rounds less.
 
     Args:
         module: The attention layer.
@@ -204,7 +204,7 @@ def float32_attention_forward(
     dtype = query.dtype
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")  # in which it would be computed
-    # Also without gradients: the first ratio of an update is exactly 1.
+    # Also without gradients, so that the first ratio of an update is 1.
     if dtype not in LOW_PRECISION or query.shape[2] > _MOST_TOKENS:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, **kwargs
