@@ -135,6 +135,26 @@ def test_a_short_turn_takes_no_pass_of_its_own_and_moves_no_row(model, monkeypat
     assert step()[0] == 1 and len(engine._running) == 2
 
 
+def test_a_pass_may_have_few_idle_rows(model, monkeypatch):
+    moves = []
+    monkeypatch.setattr(SlotCache, "move", lambda *_: moves.append(_))
+    engine = make_engine(model, num_speculative_tokens=3)
+    for session in range(5):
+        engine.open(session)
+        count = 2 if session == 1 else 3 if session == 2 else 20
+        engine.submit(session, [1, 2, 3], turn_params(session, count))
+    while engine.num_unfinished == 5:
+        engine.step()
+    moves.clear()
+    assert engine._running.num_rows == 5 and engine._running.has_gaps
+    engine.step()  # one row of five is idle
+    assert not moves
+    while engine.num_unfinished == 4:
+        engine.step()
+    engine.step()  # two of five
+    assert moves and engine._running.num_rows == 3
+
+
 def test_adapters_have_their_own_drafts(model):
     drafter = Drafter(4)
     for adapter, tokens in enumerate(([5, 6, 7, 8, 9], [5, 6, 7, 8, 1])):
