@@ -261,6 +261,7 @@ class ModelRunner:
         token_adapters = None
         if adapters is not None:
             token_adapters = upload(np.repeat(adapters, counts), self.device)
+        inputs = _unpadded(inputs, cache.real)
         build = functools.partial(self._masks.of_columns, visible=visible)
         rows = PassRows(starts, counts, self.device, None if is_causal else build)
         last = None
@@ -268,15 +269,7 @@ class ModelRunner:
             tokens = upload(np.flatnonzero(is_wanted[is_real]), self.device)
             first = starts + counts - wanted
             last = Wanted(tokens, PassRows(first, wanted, self.device, build))
-        return self._fused(
-            cache,
-            ids,
-            axes,
-            rows,
-            last,
-            token_adapters,
-            _unpadded(inputs, cache.real),
-        )
+        return self._fused(cache, ids, axes, rows, last, token_adapters, inputs)
 
     def _run_modules(
         self,

@@ -169,8 +169,8 @@ class TorchEngine(GenerationEngine):
         self._runner.check_context(max_context_tokens)
         row_bytes = self._runner.bytes_per_token * row_length(max_context_tokens)
         if kv_budget_bytes is not None:
-            fitting = slots_within(kv_budget_bytes, row_bytes, max_context_tokens)
-            max_slots = min(max_slots, fitting)
+            fit = slots_within(kv_budget_bytes, row_bytes, max_context_tokens)
+            max_slots = min(max_slots, fit)
         self._table = SlotTable(
             max_slots, max_context_tokens, self._runner.device, cache_class
         )
@@ -376,15 +376,14 @@ class TorchEngine(GenerationEngine):
 
         They stay in their rows: a prefill of its own would move them together.
         """
-        joining = [r for r in self._waiting if may_join(r.session)]
-        if not joining:
-            return
+        joining = {r for r in self._waiting if may_join(r.session)}
         for request in joining:
             self._count_prefill(request)
             self._stats["prefill_tokens"] += request.session.num_new
             request.begin(self._version)
-        self._waiting = [r for r in self._waiting if r not in joining]
-        self._set_running([*self._running.requests, *joining])
+        if joining:
+            self._waiting = [r for r in self._waiting if r not in joining]
+            self._set_running([*self._running.requests, *joining])
 
     def _prefill(self) -> list[Generation]:
         """Assign rows to waiting requests, compute their histories, sample a token."""
@@ -432,11 +431,11 @@ class TorchEngine(GenerationEngine):
         return self._sample(batch, logits, self._running.requests)
 
     def _decode(self) -> list[Generation]:
-        batch = self._running
-        if self._drafter is not None:
-            step = batch.drafted(self._drafter, self._runner.num_logits)
+        batch, drafter = self._running, self._drafter
+        if drafter is not None:
+            step = batch.drafted(drafter, self._runner.num_logits)
             if step is not None:
-                return self._decode_drafts(batch, step, self._drafter)
+                return self._decode_drafts(batch, step, drafter)
         token_ids, starts = batch.feed_last()
         ones = np.ones_like(starts)
         logits = self._continue(batch, token_ids, starts, ones, ones)
