@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rllib_llm.engines.fused_layout import is_plain
-from rllib_llm.engines.multi_lora_linear import PRECISE, MultiLoRALinear
+from rllib_llm.engines.multi_lora_linear import PRECISE, MultiLoRALinear, pad_rows
 from rllib_llm.engines.pass_rows import PassRows
 from rllib_llm.engines.rotary_table import RotaryTable
 from rllib_llm.engines.slot_cache import SlotCache
@@ -211,7 +211,7 @@ class FusedForward:
             x = layer.down.add(x, functional.silu(gate) * up, adapters)
             if index < len(placed.get("deepstack_visual_embeds", ())):
                 x = _with_deeper_features(x, placed, index, tokens)
-        return self._head(self._norm(x))
+        return self._head(pad_rows(self._norm(x)))[: len(x)]
 
     def _project(
         self,

@@ -21,6 +21,25 @@ from rllib_llm.engines.fused_layout import is_plain
 # accurate, but every operation must round as in transformers, so that the Learner
 # computes the log-probabilities that were sampled with.
 PRECISE = (torch.float32, torch.float64)
+_LEAST_ROWS = 16  # those of a tile of the matrix units
+
+
+def pad_rows(x: Tensor) -> Tensor:
+    """Add rows of zeros up to one of few counts, in low precision on a CPU.
+
+    There every product of a new shape is compiled, which takes longer than the product
+    itself, and passes have any number of tokens.
+
+    Args:
+        x: Inputs of a linear layer. [N, in]
+
+    Returns:
+        The inputs, at least [N, in], with at most an eighth more rows or a tile's.
+    """
+    if x.device.type != "cpu" or x.dtype in PRECISE:
+        return x
+    step = max(_LEAST_ROWS, 2 ** (len(x).bit_length() - 4))
+    return functional.pad(x, (0, 0, 0, -len(x) % step))
 
 
 class MultiLoRALinear:
@@ -113,10 +132,11 @@ class MultiLoRALinear:
         """
         if self.called:
             return torch.cat([each[0](x) for each in self._variants], dim=-1)
+        padded = pad_rows(x)
         if self._weight is not None:
-            y = functional.linear(x, self._weight, self._bias)
+            y = functional.linear(padded, self._weight, self._bias)[: len(x)]
         else:
-            y = torch.cat([base(x) for base in self._bases], dim=-1)
+            y = torch.cat([base(padded)[: len(x)] for base in self._bases], dim=-1)
         if self._down is None or self._up is None:
             return y
         inner = x.to(self._down.dtype) @ self._down

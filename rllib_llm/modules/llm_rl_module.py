@@ -28,6 +28,7 @@ from rllib_llm.modules import loading
 from rllib_llm.modules.action_head import ChoiceTokens, attention_inputs, entropy_of
 from rllib_llm.modules.architectures import uses_flash_attention
 from rllib_llm.modules.checkpointed_module import CheckpointedModule
+from rllib_llm.modules.last_mlp import only_read_at
 from rllib_llm.modules.lora import (
     SharedBase,
     adapters_off,
@@ -181,8 +182,10 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
         Returns:
             ``action_dist_inputs`` [B, T, 2] (log-probability and entropy, zero where
             masked) and ``embeddings``, the trunk's hidden states: [B, T, D], or
-            [1, N, D] of packed rows. Of rows with choices also ``choice_logps``, the
-            log-probabilities of all admissible actions of the trained turns [M, K].
+            [1, N, D] of packed rows; on a CPU without a critic on them they are
+            complete only where a trained token follows. Of rows with choices also
+            ``choice_logps``, the log-probabilities of all admissible actions of the
+            trained turns [M, K].
         """
         return self._score(self.lm, batch)
 
@@ -351,7 +354,8 @@ class LLMRLModule(CheckpointedModule, ValueFunctionAPI, InferenceOnlyAPI):
             before = packed.places(*before)
         with self._autocast(taken.device):
             if self._trunk_and_head_suffice:
-                hidden = self._row_hidden(lm, batch)
+                with only_read_at(before):
+                    hidden = self._row_hidden(lm, batch)
                 # Logits of the scored positions alone, not of whole rows.
                 scores = self._head_scores(
                     lm, hidden[before], taken, temperature, allowed

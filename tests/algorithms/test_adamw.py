@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW
+from rllib_llm.algorithms.learner import adamw
+from rllib_llm.algorithms.learner.adamw import MixedPrecisionAdamW, _may_be_fused
 
 
 def train(parameters, optimizer, steps: int, seed: int = 0) -> None:
@@ -113,3 +114,40 @@ def test_only_elements_that_were_written_to_are_read_anew():
     master = optimizer.state[low[0]]["master"]
     assert torch.equal(master[0], torch.full_like(master[0], 3.0))
     assert torch.equal(master[1:], kept[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_cpus_a_step_is_that_of_torchs_other_kernels(dtype, monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randn(64, 48, generator=generator).bfloat16()
+    weights = []
+    for fused in (True, None):
+        parameter = torch.nn.Parameter(start.clone().to(dtype))
+        used = []
+
+        def chosen(*tensors, fused=fused, used=used):
+            used.append(_may_be_fused(*tensors))
+            return fused
+
+        monkeypatch.setattr(adamw, "_may_be_fused", chosen)
+        optimizer = MixedPrecisionAdamW([parameter], lr=1e-2, weight_decay=0.1)
+        train([parameter], optimizer, 10)
+        assert used == [True] * 10
+        state = optimizer.state[parameter]
+        assert state["step"] == 10
+        weights.append(state.get("master", parameter.detach()))
+    torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(weights[0], start.float(), atol=1e-3)
+
+
+def test_a_gradient_with_other_strides_belongs_to_the_same_elements():
+    generator = torch.Generator().manual_seed(3)
+    gradient = torch.randn(6, 4, generator=generator)
+    found = []
+    for strided in (gradient, gradient.t().contiguous().t()):
+        parameter = torch.nn.Parameter(torch.ones(6, 4))
+        parameter.grad = strided
+        MixedPrecisionAdamW([parameter], lr=1e-2, eps=1.0).step()
+        found.append(parameter.detach())
+    torch.testing.assert_close(*found)
+    assert found[0].unique().numel() > 12

@@ -18,9 +18,10 @@ from engine_reference import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from rllib_llm.engines import generate
+from rllib_llm.engines import fused_forward, generate
 from rllib_llm.engines.fused_forward import _Norm
 from rllib_llm.engines.fused_layout import why_not_fused
+from rllib_llm.engines.multi_lora_linear import pad_rows
 from rllib_llm.errors import ConfigError, ModelError
 from rllib_llm.modules.lora import add_lora, share_base
 
@@ -181,6 +182,40 @@ def test_bfloat16_is_as_close_to_the_modules_as_the_plain_path(family):
         )
     assert gaps["plain"] < 1e-3
     assert gaps["auto"] < 1e-3
+
+
+def test_low_precision_products_on_cpus_have_few_shapes():
+    shapes = set()
+    for count in range(1, 600):
+        x = torch.randn(count, 3).bfloat16()
+        padded = pad_rows(x)
+        assert torch.equal(padded[:count], x)
+        assert not padded[count:].any()
+        assert len(padded) < count + max(16, count / 8 + 1)
+        shapes.add(padded.shape)
+    assert len(shapes) <= 32
+    precise = torch.randn(5, 3)
+    assert pad_rows(precise) is precise
+    elsewhere = torch.empty(5, 3, dtype=torch.bfloat16, device="meta")
+    assert pad_rows(elsewhere) is elsewhere
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_all_low_precision_products_of_a_pass_are_padded(monkeypatch, joined):
+    model = build_model("qwen3").bfloat16()
+    if not joined:
+        monkeypatch.setattr(fused_forward, "_JOINED_BYTES", 0)
+    linear, rows = torch.nn.functional.linear, []
+
+    def counted(x, weight, bias=None):
+        if x.ndim == 2:  # not those of the model's own forward, which the engine probes
+            rows.append(len(x))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    generate(make_engine(model), random_prompts(3, seed=1), [turn_params(0, 5)] * 3)
+    assert len(rows) > 20
+    assert {count % 16 for count in rows} == {0}
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _EXACT = 1e-5  # relative to the largest entry; real bfloat16 products are off by 1e-3
+_PART = 2**16  # entries
 _MOST_TOKENS = 192  # of a row; beyond, bfloat16 is as fast or faster
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -113,10 +115,11 @@ class _FastLinear(torch.autograd.Function):
 
 
 def speed_up_norms(module: nn.Module, device: torch.device) -> None:
-    """Replace the forward of float32 norms by a faster one with equal results.
+    """Replace the forward of norms by a faster one with equal results.
 
-    Transformers' norms are five small operations, each with a backward; on a CPU these
-    cost several times as much as the norm itself.
+    Transformers' norms are five small operations, each with a backward, and in low
+    precision two conversions more; on a CPU these cost several times as much as the
+    norm itself.
 
     Args:
         module: Module whose norms are changed in place, if a test shows that they
@@ -141,26 +144,33 @@ def _is_plain(layer: nn.Module) -> bool:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, len(weight), generator=generator, dtype=torch.float32)
     with torch.no_grad():
-        expected = type(layer).forward(layer, x).float()
-        error = (_FastNorm.apply(x, weight.float(), eps) - expected).abs().max()
-    return weight.dtype == x.dtype and bool(error <= _EXACT * expected.abs().max())
+        exact = copy.deepcopy(layer).float()  # no rounding that would hide a formula
+        expected = type(layer).forward(exact, x)
+        error = (_FastNorm.apply(x, exact.weight, eps) - expected).abs().max()
+    is_close = bool(error <= _EXACT * expected.abs().max())
+    return is_close and weight.dtype in (torch.float32, *LOW_PRECISION)
 
 
 def _norm_forward(layer: nn.Module, plain: Callable[..., Tensor], x: Tensor) -> Tensor:
-    is_float32 = x.dtype == layer.weight.dtype == torch.float32
-    if is_float32 and not torch.is_autocast_enabled("cpu"):
+    if x.dtype == layer.weight.dtype and not torch.is_autocast_enabled("cpu"):
         return _FastNorm.apply(x, layer.weight, layer.variance_epsilon)
     return plain(layer, x)
 
 
 class _FastNorm(torch.autograd.Function):
-    """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis."""
+    """``weight * x / sqrt(mean(x^2) + eps)`` over the last axis.
+
+    In low precision ``x / sqrt(...)`` is computed in float32 and rounded, as in
+    transformers.
+    """
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        exact = _exact(x)
+        squares = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_()
         scale = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
-        normed = x * scale
+        # Where x was converted, in the converted copy.
+        normed = exact * scale if exact is x else exact.mul_(scale).to(x.dtype)
         ctx.save_for_backward(normed, scale, weight)
         return normed * weight
 
@@ -168,12 +178,35 @@ class _FastNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         normed, scale, weight = ctx.saved_tensors
-        product = grad * normed
-        of_weight = product.reshape(-1, len(weight)).sum(0)
-        # d/dx: grad * weight without its component along x, scaled.
-        along = (product @ weight).div_(-len(weight)).unsqueeze(-1)
-        of_x = (grad * weight).addcmul_(normed, along).mul_(scale)
+        if weight.dtype not in LOW_PRECISION:
+            of_x, of_weight = _norm_gradients(grad, normed, scale, weight)
+        else:
+            # In parts whose float32 copies stay in the processor's cache.
+            rows, factor = max(1, _PART // len(weight)), weight.float()
+            tensors = (t.reshape(-1, t.shape[-1]) for t in (grad, normed, scale))
+            parts = [
+                _norm_gradients(g.float(), n.float(), s, factor)
+                for g, n, s in zip(*(t.split(rows) for t in tensors), strict=True)
+            ]
+            of_x = torch.cat([x.to(grad.dtype) for x, _ in parts]).view_as(grad)
+            of_weight = sum(w for _, w in parts).to(weight.dtype)
         return of_x, of_weight if ctx.needs_input_grad[1] else None, None
+
+
+def _norm_gradients(
+    grad: Tensor, normed: Tensor, scale: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of a norm's input and of its weight."""
+    product = grad * normed
+    of_weight = product.reshape(-1, len(weight)).sum(0)
+    # d/dx: grad * weight without its component along x, scaled.
+    along = (product @ weight).div_(-len(weight)).unsqueeze(-1)
+    return (grad * weight).addcmul_(normed, along).mul_(scale), of_weight
+
+
+def _exact(x: Tensor) -> Tensor:
+    """Return a tensor in float32 if it has low precision, else itself."""
+    return x.float() if x.dtype in LOW_PRECISION else x
 
 
 def float32_attention_forward(

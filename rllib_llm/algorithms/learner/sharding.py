@@ -20,6 +20,7 @@ from rllib_llm.algorithms.learner.learner_stats import LearnerStats
 from rllib_llm.data import columns
 from rllib_llm.data.micro_batches import idle_rows
 from rllib_llm.distributed import gathered, is_first, local, shard_like, sum_of_squares
+from rllib_llm.modules.last_mlp import limit_last_mlp
 from rllib_llm.modules.llm_rl_module import LLMRLModule
 from rllib_llm.modules.packing_check import check_packing
 from rllib_llm.modules.sharding import reshard, shard
@@ -58,8 +59,10 @@ class ShardingMixin(LearnerStats):
             part = module[module_id].unwrapped()
             if self.config.lm_compile:
                 continue  # its graphs would break at the replaced layers
-            # Before they are sharded: norms are probed.
+            # Before they are sharded: norms and MLPs are probed.
             speed_up_norms(part, device)
+            if isinstance(part, LLMRLModule):
+                limit_last_mlp(part, device)
             if self.config.matmul_precision == "auto":
                 speed_up_linear_layers(part, device)
         if self.is_sharded:
