@@ -26,7 +26,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # else 2e-2, of the lar
 def only_read_at(places: tuple[Tensor, Tensor]) -> Iterator[None]:
     """Declare which hidden states of the passes inside of the block will be read.
 
-    Others may lack the last MLP's part if :func:`limit_last_mlp` changed the model.
+    Others may lack the part of the last MLP if :func:`limit_last_mlp` changed the model.
 
     Args:
         places: Their rows and columns, in any order, also repeated. 2 x [N]
@@ -41,9 +41,9 @@ def only_read_at(places: tuple[Tensor, Tensor]) -> Iterator[None]:
 def limit_last_mlp(module: LLMRLModule, device: torch.device) -> None:
     """Let a policy's last MLP leave out tokens whose hidden states nobody reads.
 
-    No later layer mixes tokens, so log-probabilities and gradients are the same. Of a
-    model with two layers and few trained tokens this is a fifth of an update, of one
-    with thirty a hundredth. Only on a CPU: elsewhere a small product is not faster.
+    No later layer mixes tokens, so log-probabilities and gradients are the same. It
+    saves the more, the fewer layers a model has and the fewer tokens are trained. Only
+    on a CPU: elsewhere a smaller product of one layer is hardly faster.
 
     Args:
         module: Policy, changed in place. Not if a critic reads all hidden states, nor
@@ -57,22 +57,22 @@ def limit_last_mlp(module: LLMRLModule, device: torch.device) -> None:
         return
     layers = getattr(text_trunk(module.lm), "layers", None) or [None]
     mlp = getattr(layers[-1], "mlp", None)
-    if mlp is None or not type(mlp).__name__.endswith("MLP"):
+    if not type(mlp).__name__.endswith("MLP") or "forward" in vars(mlp):
         return  # e.g. experts, which also count the tokens of each
-    mlp.forward = functools.partial(_forward, mlp, mlp.forward)
+    mlp.forward = functools.partial(_forward, mlp, type(mlp).forward)
     if not _is_independent(module.lm):
         del mlp.forward
 
 
-def _forward(mlp: nn.Module, plain: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _forward(mlp: nn.Module, plain: Callable[..., Tensor], x: Tensor) -> Tensor:
     places = _READ.get()
     if places is None:
-        return plain(x)
+        return plain(mlp, x)
     tokens = _chosen(*places, x.shape)
     flat = x.flatten(0, 1)
     if len(tokens) == len(flat):
-        return plain(x)
-    computed = plain(flat[tokens])
+        return plain(mlp, x)
+    computed = plain(mlp, flat[tokens])
     whole = computed.new_zeros(flat.shape[0], computed.shape[-1])
     return whole.index_put((tokens,), computed).view(*x.shape[:2], -1)
 

@@ -172,3 +172,25 @@ def test_an_mlp_whose_output_reaches_other_tokens_is_left_alone(folder):
     norm.forward = lambda x: plain(x + x.mean(1, keepdim=True))
     limit_last_mlp(module, CPU)
     assert not is_limited(module)
+
+
+def test_a_copy_has_an_mlp_of_its_own(folder):
+    module = make_module(folder, value_head=None)
+    limit_last_mlp(module, CPU)
+    copied = copy.deepcopy(module)
+    rows = random_batch()
+    expected, _ = scores_of(module, rows)
+    with torch.no_grad():
+        for parameter in mlp_of(module).parameters():
+            parameter.zero_()
+    found, _ = scores_of(copied, rows)
+    assert torch.equal(found, expected)
+    assert not torch.allclose(scores_of(module, rows)[0], expected)
+
+
+def test_a_replaced_forward_stays(folder):
+    module = make_module(folder, value_head=None)
+    replacement = mlp_of(module).forward
+    mlp_of(module).forward = replacement
+    limit_last_mlp(module, CPU)
+    assert mlp_of(module).forward is replacement
