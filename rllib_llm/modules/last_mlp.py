@@ -26,7 +26,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # else 2e-2, of the lar
 def only_read_at(places: tuple[Tensor, Tensor]) -> Iterator[None]:
     """Declare which hidden states of the passes inside of the block will be read.
 
-    Others may lack the part of the last MLP if :func:`limit_last_mlp` changed the model.
+    Others lack the part of the last MLP if :func:`limit_last_mlp` changed the model.
 
     Args:
         places: Their rows and columns, in any order, also repeated. 2 x [N]
