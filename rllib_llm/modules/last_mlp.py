@@ -55,8 +55,8 @@ def limit_last_mlp(module: LLMRLModule, device: torch.device) -> None:
         return
     if hasattr(module, "value_head") and module.value_head.trunk is None:
         return
-    layers = getattr(text_trunk(module.lm), "layers", None) or [None]
-    mlp = getattr(layers[-1], "mlp", None)
+    layers: Any = getattr(text_trunk(module.lm), "layers", None) or [None]
+    mlp: Any = getattr(layers[-1], "mlp", None)
     if not type(mlp).__name__.endswith("MLP") or "forward" in vars(mlp):
         return  # e.g. experts, which also count the tokens of each
     mlp.forward = functools.partial(_forward, mlp, type(mlp).forward)
