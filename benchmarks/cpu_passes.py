@@ -1,4 +1,4 @@
-"""What each of the CPU's shortcuts in updates and in sampling saves.
+"""Savings of the CPU's shorter passes, in updates and in sampling.
 
 Run:  OMP_NUM_THREADS=1 python benchmarks/cpu_passes.py [PART ...]
 

@@ -86,7 +86,7 @@ def _chosen(rows: Tensor, columns: Tensor, shape: torch.Size) -> Tensor:
     Args:
         rows: Rows of the tokens that will be read.
         columns: Their columns.
-        shape: Of the hidden states: [B, T, D].
+        shape: Shape of the hidden states, [B, T, D].
     """
     is_read = torch.zeros(shape[:2], dtype=torch.bool)
     is_read[rows, columns] = True
