@@ -174,7 +174,9 @@ class MixedPrecisionAdamW(torch.optim.AdamW):
 
 
 def step_bytes(parameters: list[torch.Tensor], *, offload: bool = False) -> int:
-    """Return the bytes a step needs besides parameters, gradients and state.
+    """Return the most bytes a step needs besides parameters, gradients and state.
+
+    The fused kernel of CPUs needs no temporaries, only a converted gradient.
 
     Args:
         parameters: The trained parameters; only shapes and dtypes are read.
