@@ -269,7 +269,10 @@ def _wait(child: int, limit_s: float) -> int | None:
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:  # it leads no group (yet)
+        os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return None
 
