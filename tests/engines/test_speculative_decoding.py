@@ -106,14 +106,19 @@ def test_turns_begin_beside_those_that_decode(family, forward):
     assert engine.stats()["prefill_tokens"] == fed
 
 
-def test_a_short_turn_takes_no_pass_of_its_own_and_moves_no_row(model, monkeypatch):
+def engine_and_moves(model, monkeypatch, counts):
+    """Return an engine with a session per count of tokens, and the moves of rows."""
     moves = []
     monkeypatch.setattr(SlotCache, "move", lambda *_: moves.append(_))
     engine = make_engine(model, num_speculative_tokens=3)
-    for session in range(5):
+    for session, count in enumerate(counts):
         engine.open(session)
-        count = 2 if session < 4 else 20
         engine.submit(session, [1, 2, 3], turn_params(session, count))
+    return engine, moves
+
+
+def test_a_short_turn_takes_no_pass_of_its_own_and_moves_no_row(model, monkeypatch):
+    engine, moves = engine_and_moves(model, monkeypatch, counts=(2, 2, 2, 2, 20))
 
     def step():
         before = engine.stats()["forwards"]
@@ -136,13 +141,7 @@ def test_a_short_turn_takes_no_pass_of_its_own_and_moves_no_row(model, monkeypat
 
 
 def test_a_pass_may_have_few_idle_rows(model, monkeypatch):
-    moves = []
-    monkeypatch.setattr(SlotCache, "move", lambda *_: moves.append(_))
-    engine = make_engine(model, num_speculative_tokens=3)
-    for session in range(5):
-        engine.open(session)
-        count = 2 if session == 1 else 3 if session == 2 else 20
-        engine.submit(session, [1, 2, 3], turn_params(session, count))
+    engine, moves = engine_and_moves(model, monkeypatch, counts=(20, 2, 3, 20, 20))
     while engine.num_unfinished == 5:
         engine.step()
     moves.clear()

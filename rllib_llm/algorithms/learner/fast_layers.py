@@ -166,11 +166,11 @@ class _FastNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        exact = _exact(x)
-        squares = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_()
+        wide = _in_float32(x)
+        squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
         scale = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
         # Where x was converted, in the converted copy.
-        normed = exact * scale if exact is x else exact.mul_(scale).to(x.dtype)
+        normed = wide * scale if wide is x else wide.mul_(scale).to(x.dtype)
         ctx.save_for_backward(normed, scale, weight)
         return normed * weight
 
@@ -204,7 +204,7 @@ def _norm_gradients(
     return (grad * weight).addcmul_(normed, along).mul_(scale), of_weight
 
 
-def _exact(x: Tensor) -> Tensor:
+def _in_float32(x: Tensor) -> Tensor:
     """Return a tensor in float32 if it has low precision, else itself."""
     return x.float() if x.dtype in LOW_PRECISION else x
 
