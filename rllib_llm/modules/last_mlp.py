@@ -100,9 +100,9 @@ def _chosen(rows: Tensor, columns: Tensor, shape: torch.Size) -> Tensor:
 @torch.no_grad()
 def _is_independent(lm: Any) -> bool:
     """Return whether hidden states need the last MLP at their own token only."""
-    trunk, ids = text_trunk(lm), torch.arange(2 * _STEP).view(2, _STEP)
+    trunk, ids = text_trunk(lm), torch.arange(2 * _STEP).view(_STEP, 2)
     ids %= lm.config.get_text_config().vocab_size
-    places = torch.arange(_STEP) % 2, torch.arange(_STEP)
+    places = torch.arange(_STEP), torch.arange(_STEP) % 2
     was_training = lm.training
     lm.eval()
     try:
